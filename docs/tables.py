@@ -590,7 +590,7 @@ def choices() -> Table:
     Left out are tunings, which choose settings and read no test split, and experiments whose variants are prepared
     differently or are one network, trained differently.
     """
-    from reread.evaluation.metric_names import metric_words
+    from reread.goals import metric_words
 
     rows = []
     for path in sorted((ROOT / "results").glob("*/verdicts.json")):

@@ -23,12 +23,12 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pandas as pd
 
 import tasks  # noqa: F401  (settles the process's environment: nothing is sent to anybody)
 from reread.commands.compare import compare as _compare
 from reread.evaluation.records import RunRecord
+from reread.goals import goal
 from reread.planning.resolve import make_plan
 from reread.planning.runs import all_runs, find_run
 from reread.preprocessing.manifest import open_data_set
@@ -182,8 +182,8 @@ def comparisons(experiment: str) -> pd.DataFrame:
 def predictions(run: str, split: str = "test") -> pd.DataFrame:
     """Return what a run predicted in its newest evaluation, one row per item; ``run`` is a key or a prefix of it.
 
-    Index: item, the id of a document or the number of an image in its data set. Columns of one label: label,
-    prediction, then ``probability.CLASS`` of each; of several labels: labels, a list, and the same probabilities. The
+    Index: item, the id of a document or the number of an image in its data set. Columns: label and prediction, each a
+    list where a row has several, or a number where the data asks for one; then ``probability.CLASS`` of each class. The
     data set itself is read for the ids. A read of the test split is entered in the ledger. InputError where the run is
     not evaluated on ``split``.
     """
@@ -202,11 +202,14 @@ def predictions(run: str, split: str = "test") -> pd.DataFrame:
     data = open_data_set(job["data"])
     ids = [document.id for document in data.documents()] if hasattr(data, "documents") else None
     items = [ids[row] for row in rows] if ids else list(rows)
-    if labels.ndim == 2:
-        named: dict[str, Any] = {"labels": [[classes[k] for k in np.flatnonzero(row)] for row in labels]}
-    else:
-        named = {"label": [classes[k] for k in labels], "prediction": [classes[k] for k in probabilities.argmax(1)]}
-    columns = {**named, **{f"probability.{name}": probabilities[:, k] for k, name in enumerate(classes)}}
+    asked = goal(record.description["task"])
+    answers = asked.columns(probabilities, classes)
+    columns: dict[str, Any] = {
+        "label": asked.target_values(labels, classes),
+        "prediction": answers.get("label", answers.get("prediction")),
+    }
+    if "probabilities" in answers:
+        columns |= {f"probability.{name}": probabilities[:, k] for k, name in enumerate(classes)}
     return pd.DataFrame(columns, index=pd.Index(items, name="item"))
 
 

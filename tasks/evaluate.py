@@ -14,11 +14,11 @@ import numpy as np
 
 from reread import kinds
 from reread.evaluation.baselines import Baseline, evaluate_baseline
-from reread.evaluation.metrics import metric_names
 from reread.evaluation.records import RunRecord
 from reread.evaluation.report import evaluate_experiment
 from reread.evaluation.run import evaluate_run
 from reread.evaluation.summary import champion_of
+from reread.goals import goal
 from reread.planning.experiment import networks
 from reread.planning.history import fixed
 from reread.planning.plan import Plan
@@ -166,7 +166,7 @@ def _baselines(
     prepared: Prepared, raw: Mapping[str, Any], cache: Path, asked: Mapping[str, str]
 ) -> dict[str, Baseline]:
     """Return the baselines, on the raw data of the same rows as the networks have, C by the metric that is asked."""
-    first = metric_names(prepared.task)[0]
+    first = goal(prepared.task).names[0]
     labels = {split: prepared.labels[prepared.rows(split)] for split in raw}
 
     def metric_of(name: str) -> str | None:

@@ -6,8 +6,8 @@ from typing import Any
 
 from prefect.artifacts import create_link_artifact, create_markdown_artifact, create_table_artifact
 
-from reread.evaluation.metrics import metric_title
 from reread.evaluation.page import interval, number
+from reread.goals import metric_title
 from reread.planning.plan import PLAN
 from reread.storage.files import read_json
 from reread.tracking.runs import report_page

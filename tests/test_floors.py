@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parent.parent
 FLOORS = [
     {"reread/__init__.py"},
     {"reread/storage", "cuda_ext"},
-    {"reread/kinds", "reread/runtime", "reread/verdicts"},
+    {"reread/goals", "reread/kinds", "reread/runtime", "reread/verdicts"},
     {"models", "reread/importers"},
     {"reread/batches"},
     {"reread/preprocessing", "reread/training", "reread/evaluation"},
@@ -56,6 +56,7 @@ ONLY_IN = {
 BARE = (
     "reread/__init__.py",
     "reread/storage/",
+    "reread/goals/",
     "reread/kinds/",
     "cuda_ext/",
     "reread/runtime/",

@@ -14,7 +14,7 @@ from models.layers.attention import Attention
 from reread import kinds
 from reread.batches.collation import inputs, sizes
 from reread.batches.inference import predict
-from reread.batches.readable import columns
+from reread.goals import goal
 from reread.storage.arrays import Float32Array
 from reread.storage.prepared import Prepared
 
@@ -30,7 +30,7 @@ def attends(network: nn.Module) -> bool:
 
 
 def answer(network: "Network", prepared: Prepared) -> dict[str, list[Any]]:
-    """Return one entry per row of ``prepared`` in each column of ``reread.batches.readable.columns``."""
+    """Return one entry per row of ``prepared`` in each column of ``Goal.columns`` (reread/goals)."""
     scores = predict(network, prepared, np.arange(_rows(prepared)), ROWS_AT_A_TIME)
     return _columns(network, scores, prepared)
 
@@ -65,6 +65,6 @@ def _rows(prepared: Prepared) -> int:
 
 
 def _columns(network: "Network", scores: Float32Array, prepared: Prepared) -> dict[str, list[Any]]:
-    """scores float32 [n, K] -> label, probability, probabilities by the network's ``objective``."""
+    """scores float32 [n, K] -> the columns of the goal by the network's ``objective``."""
     probabilities = network.objective.probabilities(torch.from_numpy(scores).double()).numpy()
-    return columns(probabilities, prepared.classes, prepared.task)
+    return goal(prepared.task).columns(probabilities, prepared.classes)

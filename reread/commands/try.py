@@ -115,7 +115,7 @@ def try_networks(
 
 def metric_words(metric: str) -> str:
     """Return a metric as a sentence has it."""
-    from reread.evaluation.metric_names import metric_words
+    from reread.goals import metric_words
 
     return metric_words(metric)
 

@@ -21,9 +21,9 @@ import models
 from models.objectives import to_probabilities
 from reread.batches.answers import attends
 from reread.batches.collation import inputs
-from reread.evaluation.metrics import predicted
 from reread.evaluation.page import render
 from reread.evaluation.records import RunRecord, best_first
+from reread.goals import goal
 from reread.kinds import Explanation
 from reread.runtime.determinism import threads
 from reread.storage.files import read_json, write_text
@@ -132,17 +132,15 @@ def read_documents(run_directory: Path, prepared: Prepared) -> list[dict[str, An
 
 
 def judged(probabilities: np.ndarray, labels: np.ndarray, prepared: Prepared) -> dict[str, Any]:
-    """True and predicted labels of one document (probabilities [1, K]; labels [1] or [1, K])."""
-    classes = prepared.classes
-    guess = predicted(probabilities, prepared.task)[0]
-    if prepared.task == "single-label":
-        guesses, truths = [int(guess)], [int(labels[0])]
-    else:
-        guesses, truths = np.flatnonzero(guess).tolist(), np.flatnonzero(labels[0]).tolist()
+    """The target and the prediction of one document: probabilities [1, K], labels [1] or [1, K]."""
+    asked, classes = goal(prepared.task), prepared.classes
+    described, true = asked.described(probabilities[0], classes), asked.named(labels[0], classes)
     return {
-        "predicted": [[classes[one], round(float(probabilities[0, one]), 3)] for one in guesses],
-        "true": [classes[one] for one in truths],
-        "right": guesses == truths,
+        "predicted": [
+            [name, None if probability is None else round(probability, 3)] for name, probability in described
+        ],
+        "true": true,
+        "right": [name for name, _ in described] == true,
     }
 
 

@@ -40,9 +40,10 @@ from reread.evaluation.linear_models import (
     vocabulary_of,
     word_vectoriser,
 )
-from reread.evaluation.metrics import higher_is_better, metric_names, metric_value, metrics_of_splits, row_losses
 from reread.evaluation.nb_svm import bigram_vectoriser, fit_nb_svm
 from reread.evaluation.one_against_rest import OneAgainstRest
+from reread.goals import goal, higher_is_better, metric_value
+from reread.goals.classification import row_losses
 from reread.storage.digests import Damaged, digested_directory, refuse_damaged_folder
 from reread.storage.errors import InputError, refuse_unknown
 from reread.storage.files import content_key, read_json, write_json
@@ -175,7 +176,7 @@ def _fit(
     """Return the baseline and its state, None where it is not served."""
     baseline = kinds.baselines()[name]
     read, fit = kinds.load(baseline.features), kinds.load(baseline.fit)
-    score = metric or metric_names(task)[0]
+    score = metric or goal(task).names[0]
     sign = 1.0 if higher_is_better(score) else -1.0
     others = [split for split in inputs if split != "train"]
     with threadpool_limits(1), warnings.catch_warnings():
@@ -189,14 +190,14 @@ def _fit(
             started = time.monotonic()
             fitted = fit(features, labels, len(classes), task, strength)
             validation = {"validation": fitted.predict(features["validation"])}
-            measured = metrics_of_splits(validation, labels, task, classes)["validation"]
+            measured = goal(task).measure(validation, labels, classes)["validation"]
             value = metric_value(measured, score)
             grid[f"{strength:g}"] = value
             if tell and (seconds := time.monotonic() - started) >= SLOW_SECONDS:
                 number, most = len(grid), len(baseline.grid)
                 tell(f"baseline {baseline.title}: {number} of at most {most} fits, C = {strength:g}, {seconds:.0f} s")
             # Equal scores: the smaller loss, then the stronger regularisation, which came first.
-            rank = (-np.inf if value is None else sign * value, -measured["loss"])
+            rank = (-np.inf if value is None else sign * value, -measured.get("loss", 0.0))
             if best is None or rank > best[0]:
                 best, worse = (rank, strength, fitted), 0
             else:
@@ -206,7 +207,7 @@ def _fit(
         assert best is not None, "the grid is empty"
         _, chosen, fitted = best
         probabilities = {split: fitted.predict(features[split]) for split in others}
-    metrics = metrics_of_splits(probabilities, labels, task, classes)
+    metrics = goal(task).measure(probabilities, labels, classes)
     found = Baseline(baseline.title, grid, chosen, fitted.temperature, fitted.parameters, metrics, probabilities)
     # A kind of one's own may have features and classifiers without a state.
     of_features, of_classifier = (getattr(part, "state", None) for part in (features, fitted))

@@ -3,7 +3,7 @@
 classes.csv            data, variant, label, rows, positives, positive_groups, metric, mean, low, high: the mean over
                        seeds of each class's recall, precision and F1 of one label, or AUROC and F1 at the threshold
                        chosen on validation of several, with the interval over seeds and items of
-                       reread.evaluation.bootstrap
+                       reread.verdicts.resampling
 intervals.csv          data, variant, metric, mean, low, high: the same of each metric of the whole split
 roc.csv                data, variant, label, false_positive_rate, true_positive_rate: the mean over seeds of the true
                        positive rate at each false positive rate (Fawcett 2006, "An introduction to ROC analysis")
@@ -25,20 +25,11 @@ import pandas as pd
 from sklearn.metrics import roc_curve
 
 from reread.evaluation.baselines import Baseline
-from reread.evaluation.bootstrap import resampled_metric, won_pairs
-from reread.evaluation.metrics import (
-    TUNED,
-    Thresholds,
-    bounds,
-    calibration_bin,
-    class_scores,
-    metric_names,
-    one_hot,
-    rank_pairs,
-    thresholds_of,
-)
 from reread.evaluation.records import RunRecord
 from reread.evaluation.tables import write_table
+from reread.goals import bounds, goal
+from reread.goals.classification import calibration_bin, class_scores, one_hot, rank_pairs, won_pairs
+from reread.goals.multi_label import Thresholds, thresholds_of
 from reread.verdicts.items import Items, errors_of, item_deviation, of_seeds, quantile
 from reread.verdicts.resampling import RESAMPLES, Resampled, group_numbers, item_counts
 from reread.verdicts.statistics import CONFIDENCE
@@ -153,7 +144,8 @@ def measure(subject: Subject, confidence: float = CONFIDENCE, resamples: int = R
         for one, scores in zip(subject.thresholds, subject.probabilities, strict=True)
     ]
     parts = [(guess * truth, guess.astype(np.float64), truth.astype(np.float64)) for guess in guesses]
-    functions = {name: of_seeds for name in metric_names("multi-label") if (of_seeds := _resampled(subject, name))}
+    names = goal(subject.description["task"]).shown_names
+    functions = {name: of_seeds for name in names if (of_seeds := _resampled(subject, name))}
     aurocs, f1s, wholes = [], [], []
     for counts in item_counts(resamples, items, np.random.default_rng(0), numbers):
         by_item = np.ascontiguousarray(counts.T)
@@ -182,7 +174,7 @@ def measure(subject: Subject, confidence: float = CONFIDENCE, resamples: int = R
         by_class,
         {
             name: _score([one[name] for one in subject.metrics], whole[name], units, confidence, bounds(name))
-            for name in metric_names("multi-label")
+            for name in names
             if name in whole
         },
     )
@@ -192,11 +184,11 @@ def _resampled(subject: Subject, metric: str) -> list[Resampled]:
     """Return the metric of each seed as a function of counts; none of one that is undefined or a mean of classes'."""
     if metric == "macro_auroc" or any(one[metric] is None for one in subject.metrics):
         return []
-    scores = list(subject.probabilities)
-    if metric in TUNED:
-        scores = [one.decide(metric, own) for one, own in zip(subject.thresholds, scores, strict=True)]
-    task = subject.description["task"]
-    return [resampled_metric(metric, one, subject.labels, task, subject.classes) for one in scores]
+    asked = goal(subject.description["task"])
+    judged = (
+        asked.judged(metric, own, chosen) for own, chosen in zip(subject.probabilities, subject.chosen, strict=True)
+    )
+    return [asked.metric(metric, subject.classes).resampled(own, subject.labels) for own in judged]
 
 
 def _units(rows: np.ndarray, groups: np.ndarray | None) -> int:

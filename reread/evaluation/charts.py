@@ -19,8 +19,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from reread.evaluation.metric_names import metric_words
 from reread.evaluation.page import TEMPLATES
+from reread.goals import metric_words
 
 Chart = dict[str, Any]
 

@@ -12,9 +12,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from reread.evaluation.metrics import all_metric_names, higher_is_better, metric_names
 from reread.evaluation.run import find_evaluation
 from reread.evaluation.summary import best_variant, over_seeds
+from reread.goals import goal, higher_is_better
 from reread.storage.errors import InputError, command, refuse_unknown
 from reread.storage.files import read_json, read_object
 from reread.storage.prepared import DESCRIPTION
@@ -39,8 +39,8 @@ def measured_trials(tuning: Sequence[Path], metric: str | None = None) -> dict[s
             raise InputError(f"{run.directory} is not evaluated: run `python -m reread.evaluation {run.directory}`")
         task = read_object(Path(job["prepared"]) / DESCRIPTION, "task")["task"]
         if metric is not None:
-            refuse_unknown([metric], [name for name in all_metric_names(task) if higher_is_better(name)], "--metric")
-        score = metric or metric_names(task)[0]
+            refuse_unknown([metric], [name for name in goal(task).names if higher_is_better(name)], "--metric")
+        score = metric or goal(task).names[0]
         seeds.setdefault(job["variant"], []).append(read_json(folder / METRICS)["validation"][score])
         about[job["variant"]] = {"score": score, "parameters": result["parameters"]}
     return {

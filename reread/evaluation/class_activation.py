@@ -25,9 +25,9 @@ from torch.nn import functional
 import models
 from models.objectives import scores as logits_of
 from reread.batches.collation import inputs
-from reread.evaluation.metrics import one_hot
 from reread.evaluation.page import embedded, render
 from reread.evaluation.records import RunRecord
+from reread.goals.classification import one_hot
 from reread.kinds import Explanation
 from reread.runtime.determinism import threads
 from reread.storage.files import write_text

@@ -3,9 +3,9 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from reread.evaluation.metric_names import metric_words
 from reread.evaluation.page import number, seconds
 from reread.evaluation.summary import at_an_end, champion_of
+from reread.goals import metric_words
 
 
 def recommendations(metrics: Mapping[str, Any], times: Mapping[str, Any] | None = None) -> list[str]:

@@ -4,7 +4,9 @@ One NumPy archive without pickle (``numpy.load(path, allow_pickle=False)``), one
 classes, all rows of a data set in one order.
 
     DATA/classes        the names of the classes, text [K]
-    DATA/labels         the labels of the rows, uint8 or uint16 [m]; of several labels uint8 [m, K]
+    DATA/labels         the labels of the rows, uint8 or uint16 [m]; of several labels uint8 [m, K]; of a
+                        number float32 [m, 1]
+    DATA/task           the task, text; absent where the dimensions of the labels say whether a row has one or several
     DATA/groups         the number of each row's group (film, patient), uint32 [m]; absent where no groups are known
     KIND/RUN_KEY        of a run, whose variant and seed are in runs.json and metrics.json
     KIND/DATA/BASELINE  of a baseline
@@ -14,9 +16,10 @@ KIND is the least that the metrics of the experiment's comparisons on that data 
     predicted   the number of the predicted class, uint8 or uint16 [m]: accuracy, recall, precision, F1 of one label
     matched     whether the most probable classes are the row's labels, packed bits uint8 [m / 8]: exact match
     ranks       the place of each probability among the distinct ones of its class, uint16 or uint32 [m, K]: AUROC
-    scores      probabilities, float32 [m, K]: every other metric, and several metrics that need different kinds
+    scores      predictions, float32 [m, K]: every other metric, and several metrics that need different kinds
 
 A data set of one label that no comparison judges has ``predicted``; one of several labels has no arrays of runs then.
+The data set's goal (reread/goals) encodes and decodes them.
 The module reads them without torch.
 """
 
@@ -28,88 +31,42 @@ from typing import Any
 import numpy as np
 
 import reread.verdicts.items
-from reread.evaluation.bootstrap import item_spread, resampled_metric
-from reread.evaluation.metrics import TUNED, exact_matches, one_hot, thresholds_of
+from reread.goals import PREDICTIONS, Array, Metric, goal
+from reread.goals.classification import smallest
 from reread.storage.errors import InputError
 from reread.storage.files import read_object
 from reread.storage.run_folder import FILES, METRICS, read_files
-from reread.verdicts.resampling import RESAMPLES
+from reread.verdicts.resampling import RESAMPLES, item_spread_of
 from reread.verdicts.rule import Side
 
 ITEMS = "items.npz"
-PREDICTED, MATCHED, RANKS, SCORES = KINDS = ("predicted", "matched", "ranks", "scores")
-# Metrics of one label that the predicted classes do not decide; AUROC has a kind of its own.
-OF_PROBABILITIES = ("loss", "expected_calibration_error")
-
-
-def kind_of(metric: str, task: str) -> str:
-    """Return the kind of array that decides a metric."""
-    measure = metric.partition(":")[0]
-    if measure.endswith("auroc"):
-        return RANKS
-    if measure == "exact_match":
-        return MATCHED
-    return PREDICTED if task == "single-label" and measure not in OF_PROBABILITIES else SCORES
+# What an archive has of a data set, after its name.
+OF_DATA = ("classes", "labels", "groups", "task")
+# The task by the number of dimensions of the labels, of a data set whose task is not written.
+BY_DIMENSIONS = {1: "single-label", 2: "multi-label"}
 
 
 def kind_for(metrics: Iterable[str], task: str) -> str | None:
-    """Return the kind for the metrics that are judged on a data set; None where several labels have no such metric."""
-    kinds = {kind_of(metric, task) for metric in metrics}
+    """Return the kind for the metrics that are judged on a data set; None where none is kept."""
+    kinds = {goal(task).stored_as(metric) for metric in metrics}
     if not kinds:
-        return PREDICTED if task == "single-label" else None
-    return kinds.pop() if len(kinds) == 1 else SCORES
+        return goal(task).stored_unjudged()
+    return kinds.pop() if len(kinds) == 1 else PREDICTIONS
 
 
 def decides(kind: str | None, metric: str, task: str) -> bool:
     """Return whether an array of a kind is enough to compute a metric."""
-    return kind in (SCORES, kind_of(metric, task))
-
-
-def encoded(kind: str, probabilities: np.ndarray, labels: np.ndarray) -> np.ndarray:
-    """Return the array of a run: probabilities float32 [m, K], labels int [m] or uint8 [m, K]."""
-    if kind == PREDICTED:
-        return _small(probabilities.argmax(axis=1))
-    if kind == MATCHED:
-        found = exact_matches(probabilities, one_hot(labels, probabilities.shape[1]))
-        if found is None:
-            raise InputError("exact match is not defined where rows have different numbers of labels")
-        return np.packbits(found)
-    if kind == RANKS:
-        return _small(np.stack([np.unique(column, return_inverse=True)[1] for column in probabilities.T], axis=1), 2)
-    return probabilities.astype(np.float32)
-
-
-def decoded(kind: str, array: np.ndarray, labels: np.ndarray, classes: int) -> np.ndarray:
-    """Return float32 [m, K] in place of a run's probabilities: the metrics that ``kind`` decides are those of the run.
-
-    The others are not: a predicted class has the probability 1, and the probabilities of ranks only have their order.
-    """
-    if kind == PREDICTED:
-        return one_hot(array, classes).astype(np.float32)
-    if kind == MATCHED:
-        truth = one_hot(labels, classes)
-        matched = np.unpackbits(array, count=len(truth)).astype(bool)
-        return np.where(matched[:, None], truth, ~truth).astype(np.float32)
-    # float32 has 24 bits: the ranks of up to 16 million rows stay apart.
-    return (array / 2**24).astype(np.float32) if kind == RANKS else array
-
-
-def _small(numbers: np.ndarray, least: int = 1) -> np.ndarray:
-    """Return whole numbers from 0 in the smallest unsigned type that holds them, of at least ``least`` bytes."""
-    return numbers.astype(np.promote_types(np.min_scalar_type(int(numbers.max(initial=0))), f"u{least}"))
+    return kind in (PREDICTIONS, goal(task).stored_as(metric))
 
 
 @dataclass(frozen=True)
 class DataSet:
-    """The evaluated rows of one data set: labels int [m] or uint8 [m, K], and groups int [m] where they are known."""
+    """The evaluated rows of one data set: the targets of its goal, and groups int [m] where they are known."""
 
+    task: str
     classes: Sequence[str]
     labels: np.ndarray = field(repr=False)
     groups: np.ndarray | None = field(repr=False)
-
-    @property
-    def task(self) -> str:
-        return "single-label" if self.labels.ndim == 1 else "multi-label"
 
 
 def write_items(path: Path, data_sets: Mapping[str, DataSet], arrays: Mapping[str, np.ndarray]) -> None:
@@ -117,7 +74,10 @@ def write_items(path: Path, data_sets: Mapping[str, DataSet], arrays: Mapping[st
     content = dict(arrays)
     for name, data in data_sets.items():
         content[f"{name}/classes"] = np.array(data.classes, str)
-        content[f"{name}/labels"] = _small(data.labels)
+        whole_numbers = np.issubdtype(data.labels.dtype, np.integer)
+        content[f"{name}/labels"] = smallest(data.labels) if whole_numbers else data.labels
+        if data.task not in BY_DIMENSIONS.values():
+            content[f"{name}/task"] = np.array(data.task)
         if data.groups is not None:
             content[f"{name}/groups"] = np.unique(data.groups, return_inverse=True)[1].astype(np.uint32)
     np.savez_compressed(path, allow_pickle=False, **dict(sorted(content.items())))
@@ -141,9 +101,8 @@ class Items:
     def __init__(self, folder: Path):
         self.folder = Path(folder)
         self.arrays = np.load(self.folder / ITEMS, allow_pickle=False)
-        self.kinds = {
-            one.partition("/")[2]: one.partition("/")[0] for one in self.arrays.files if one.startswith(KINDS)
-        }
+        names = [one for one in self.arrays.files if one.rpartition("/")[2] not in OF_DATA]
+        self.kinds = {one.partition("/")[2]: one.partition("/")[0] for one in names}
 
     def equals(self, other: "Items") -> bool:
         """Return whether the other archive has the same arrays."""
@@ -153,10 +112,11 @@ class Items:
 
     def data_set(self, name: str) -> DataSet:
         """Return the rows of a data set."""
-        groups = f"{name}/groups"
+        labels, groups, task = self.arrays[f"{name}/labels"], f"{name}/groups", f"{name}/task"
         return DataSet(
+            str(self.arrays[task]) if task in self.arrays.files else BY_DIMENSIONS[labels.ndim],
             self.arrays[f"{name}/classes"].tolist(),
-            self.arrays[f"{name}/labels"],
+            labels,
             self.arrays[groups] if groups in self.arrays.files else None,
         )
 
@@ -173,7 +133,25 @@ class Items:
         kind = self.kind(name)
         if kind is None or not decides(kind, metric, data.task):
             return None
-        return decoded(kind, self.array(name), data.labels, len(data.classes))
+        return goal(data.task).decode(kind, self.array(name), data.labels, len(data.classes))
+
+
+def item_spread(
+    metric: Metric,
+    treatment: Sequence[Array],
+    control: Sequence[Array],
+    target: Array,
+    resamples: int = RESAMPLES,
+    groups: Sequence[Any] | Array | None = None,
+) -> reread.verdicts.items.Items:
+    """Return what the choice of items leaves in the difference of the two sides' mean metrics.
+
+    treatment, control: the predictions of each seed for the same m items; a baseline has one. A published figure has
+    none: it does not vary with the items, so all of the other side's own variance over them counts. groups: the group
+    of each item, [m] of any comparable type (patient, film, source file); None: each item alone.
+    """
+    first, second = ([metric.resampled(prediction, target) for prediction in side] for side in (treatment, control))
+    return item_spread_of(first, second, len(target), resamples, groups)
 
 
 def open_items(folder: Path) -> Items | None:
@@ -204,13 +182,16 @@ def recompute(folder: Path, comparison: Mapping[str, Any], resamples: int = RESA
         return None
     data_name = variants[networks[0]]["data"]
     data = items.data_set(data_name)
-    validated = read_files(Path(folder) / FILES) if metric in TUNED else {}
+    asked = goal(data.task)
+    measure, tuned = asked.metric(metric, data.classes), asked.reads_validation(metric)
+    validated = read_files(Path(folder) / FILES) if tuned else {}
 
     def of_run(name: str, seed: int) -> np.ndarray | None:
         key = variants[name]["seeds"][str(seed)]["run_key"]
         found = items.probabilities(key, data, metric)
-        chosen = thresholds_of(validated[key]["metrics"]["validation"]) if key in validated else None
-        return found if found is None or chosen is None else chosen.decide(metric, found)
+        if found is None or key not in validated:
+            return found
+        return asked.judged(metric, found, validated[key]["metrics"]["validation"])
 
     def side(name: str) -> tuple[Side, list[np.ndarray]] | None:
         if name not in variants and reference is not None:
@@ -219,16 +200,15 @@ def recompute(folder: Path, comparison: Mapping[str, Any], resamples: int = RESA
         if name in variants:
             found = [of_run(name, seed) for seed in seeds]
         else:
-            found = [None if metric in TUNED else items.probabilities(f"{data_name}/{name}", data, metric)]
+            found = [None if tuned else items.probabilities(f"{data_name}/{name}", data, metric)]
         known = [one for one in found if one is not None]
         if not known or len(known) < len(found):
             return None
-        whole = np.ones((1, len(data.labels)))
-        resampled = (resampled_metric(metric, one, data.labels, data.task, data.classes) for one in known)
-        return Side([float(one(whole)[0]) for one in resampled], seeds), known
+        scores = [score for one in known if (score := measure.value(one, data.labels)) is not None]
+        return (Side(scores, seeds), known) if len(scores) == len(known) else None
 
     treatment, control = map(side, names)
     if treatment is None or control is None:
         return None
-    spread = item_spread(treatment[1], control[1], data.labels, data.task, metric, resamples, data.groups, data.classes)
+    spread = item_spread(measure, treatment[1], control[1], data.labels, resamples, data.groups)
     return Recomputed(treatment[0], control[0], spread)

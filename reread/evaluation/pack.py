@@ -19,8 +19,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from reread.evaluation.metrics import metric_names
 from reread.evaluation.summary import best_seed
+from reread.goals import goal
 from reread.storage.digests import DIGESTS
 from reread.storage.errors import InputError, command
 from reread.storage.files import read_object, write_json
@@ -97,7 +97,7 @@ def best_runs(finished: Sequence[RunFolder]) -> dict[str, RunFolder]:
             continue
         task = read_object(Path(run.job["prepared"]) / DESCRIPTION, "task")["task"]
         variant = f"{run.job.get('experiment', '')}/{run.job['variant']}"
-        score[variant] = metric_names(task)[0]
+        score[variant] = goal(task).names[0]
         seeds.setdefault(variant, {})[str(run.job["seed"])] = measured
         runs[variant, str(run.job["seed"])] = run
     return {variant: runs[variant, str(best_seed(of_variant, score[variant]))] for variant, of_variant in seeds.items()}

@@ -10,7 +10,8 @@ import numpy as np
 import pandas as pd
 
 from reread.evaluation.baselines import Baseline
-from reread.evaluation.items import ITEMS, SCORES, DataSet, decides, decoded, encoded, kind_for, write_items
+from reread.evaluation.items import ITEMS, DataSet, decides, kind_for, write_items
+from reread.goals import PREDICTIONS, goal
 from reread.storage.digests import whole
 from reread.storage.errors import InputError
 from reread.storage.files import read_json
@@ -81,7 +82,7 @@ class RunRecord:
 
     def probabilities(self, split: str) -> np.ndarray:
         """Return float32 [rows, K]; of a run known from results/, what stands for them
-        (reread.evaluation.items.decoded)."""
+        (Goal.decode of reread.goals)."""
         kind = self.kind(split)
         if kind is None or (Path(self.evaluation_directory) / f"{split}.npy").is_file():
             path = self._file(f"{split}.npy")
@@ -89,13 +90,14 @@ class RunRecord:
                 raise InputError(f"{path} is missing: {evaluate_again(path.parent)}")
             return np.load(path, allow_pickle=False)
         with np.load(self._file(f"{split}.npz"), allow_pickle=False) as arrays:
-            return decoded(kind, arrays[kind], self.labels(split), len(self.description["classes"]))
+            asked, outputs = goal(self.description["task"]), len(self.description["classes"])
+            return asked.decode(kind, arrays[kind], self.labels(split), outputs)
 
     def kind(self, split: str) -> str | None:
         """Return the kind of reread.evaluation.items that is known of the predictions; None where nothing is."""
         folder = Path(self.evaluation_directory)
         if (folder / f"{split}.npy").is_file():
-            return SCORES
+            return PREDICTIONS
         if not (folder / f"{split}.npz").is_file():
             return None
         with np.load(self._file(f"{split}.npz"), allow_pickle=False) as arrays:
@@ -107,7 +109,7 @@ class RunRecord:
 
     def has_probabilities(self, split: str) -> bool:
         """Return whether the run's own probabilities are known."""
-        return self.kind(split) == SCORES
+        return self.kind(split) == PREDICTIONS
 
     def files(self, splits: Sequence[str]) -> dict[str, Any]:
         """Return what results/ keeps of the run's small files (reread.storage.run_folder.FILES)."""
@@ -157,18 +159,19 @@ def write_evidence(
         names = {record.variant for record in mine}
         judged = {one["metric"] for one in comparisons if names & {one["treatment"], one.get("control")}}
         first = mine[0]
-        kind = kind_for(judged, first.description["task"])
+        asked = goal(first.description["task"])
+        kind = kind_for(judged, asked.task)
         labels = first.labels(split)
-        data_sets[data] = DataSet(first.description["classes"], labels, first.groups(split))
+        data_sets[data] = DataSet(asked.task, first.description["classes"], labels, first.groups(split))
         if kind is None:
             continue
         for record in mine:
             # Of a run known from results/ there may be less than is asked for now.
             own = kind if record.has_probabilities(split) else record.kind(split)
             if own is not None:
-                arrays[f"{own}/{record.run.key}"] = encoded(own, record.probabilities(split), labels)
+                arrays[f"{own}/{record.run.key}"] = asked.encode(own, record.probabilities(split), labels)
         for name, one in baselines.get(data, {}).items():
-            arrays[f"{kind}/{data}/{name}"] = encoded(kind, one.probabilities[split], labels)
+            arrays[f"{kind}/{data}/{name}"] = asked.encode(kind, one.probabilities[split], labels)
     write_items(folder / ITEMS, data_sets, arrays)
     write_files(folder / FILES, {record.run.key: record.files(splits) for record in records})
 

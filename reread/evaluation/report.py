@@ -16,22 +16,13 @@ import pandas as pd
 from reread import kinds
 from reread.evaluation import charts, tables
 from reread.evaluation.baselines import Baseline
-from reread.evaluation.bootstrap import item_spread
 from reread.evaluation.by_class import write_class_figures
 from reread.evaluation.head import recommendations, warnings_of
-from reread.evaluation.metric_names import metric_words
-from reread.evaluation.metrics import (
-    TUNED,
-    comparison_metrics,
-    higher_is_better,
-    metric_names,
-    metric_title,
-    metric_value,
-    thresholds_of,
-)
+from reread.evaluation.items import item_spread
 from reread.evaluation.page import VEGA, WORDS, render
 from reread.evaluation.records import RunRecord, write_evidence
 from reread.evaluation.summary import at_an_end, champion_of, so_far, summarise
+from reread.goals import goal, higher_is_better, metric_title, metric_value, metric_words
 from reread.storage.digests import digested_directory
 from reread.storage.errors import InputError, refuse_unknown
 from reread.storage.files import write_json, write_text
@@ -288,15 +279,15 @@ def measure(
     if not all(networks):
         return None
     first = networks[0][0]
-    labels, task, classes = first.labels(split), first.description["task"], first.description["classes"]
+    labels, asked, classes = first.labels(split), goal(first.description["task"]), first.description["classes"]
     for other in (side[0] for side in networks):
         if labels.tobytes() != other.labels(split).tobytes() or first.data != other.data:
             raise InputError(
                 f"comparison '{comparison.name}': {' and '.join(names)} were not measured on the same {split} items: "
                 "give both the same data set"
             )
-    allowed = comparison_metrics(task, classes)
-    refuse_unknown([metric], allowed, f"the metric of comparison '{comparison.name}' on a {task} data set")
+    where = f"the metric of comparison '{comparison.name}' on a {asked.task} data set"
+    refuse_unknown([metric], asked.comparison_metrics(classes), where)
 
     for one in (run for side in networks for run in side):
         if not one.measures(split, metric):
@@ -304,11 +295,6 @@ def measure(
                 f"comparison '{comparison.name}': what results/ keep of {one.variant} seed {one.seed} does not decide "
                 f"{metric}: copy its run here with its evaluation, or train it again"
             )
-
-    def judged(metrics: Mapping[str, Any], probabilities: np.ndarray) -> np.ndarray:
-        """Return what the bootstrap reads: of a tuned metric the predictions at the thresholds of validation."""
-        thresholds = thresholds_of(metrics) if metric in TUNED else None
-        return probabilities if thresholds is None else thresholds.decide(metric, probabilities)
 
     def defined(score: float | None) -> float:
         if score is None:
@@ -324,13 +310,13 @@ def measure(
         if name != comparison.baseline:
             scores = [defined(metric_value(run.metrics([split])[split], metric)) for run in runs]
             chosen = [run.metrics(["validation"])["validation"] for run in runs]
-            found = [judged(one, run.probabilities(split)) for one, run in zip(chosen, runs, strict=True)]
+            found = [asked.judged(metric, run.probabilities(split), one) for one, run in zip(chosen, runs, strict=True)]
             return Side(scores, [run.seed for run in runs]), found
         there = baselines.get(first.data, {})
         refuse_unknown([name], there, f"comparison '{comparison.name}': the baselines of {first.data}")
         one = there[name]
         score = defined(metric_value(one.metrics[split], metric))
-        return Side([score]), [judged(one.metrics["validation"], one.probabilities[split])]
+        return Side([score]), [asked.judged(metric, one.probabilities[split], one.metrics["validation"])]
 
     (treatment, of_treatment), (control, of_control) = map(measured_side, names, sides)
     flags = [
@@ -338,7 +324,8 @@ def measure(
         for name, side, there in zip(names, (treatment, control), (of_treatment, of_control), strict=True)
         if there and comparison.higher_is_better
     ]
-    items = item_spread(of_treatment, of_control, labels, task, metric, groups=first.groups(split), classes=classes)
+    measure_of = asked.metric(metric, classes)
+    items = item_spread(measure_of, of_treatment, of_control, labels, groups=first.groups(split))
     return Measured(kind_of(comparison), treatment, control, items, list(filter(None, flags)))
 
 
@@ -472,7 +459,7 @@ def columns(data: str, metrics: Mapping[str, Any]) -> dict[str, Any]:
     task = next(iter(variants.values()))["task"]
     best = {}
     score = variants[next(iter(variants))]["score"]
-    for name in dict.fromkeys([score, *metric_names(task)]):
+    for name in dict.fromkeys([score, *goal(task).shown_names]):
         means = {title: one[split][name]["mean"] for title, one in variants.items()}
         means |= {one["name"]: one[split][name] for one in baselines.values()}
         known = {title: value for title, value in means.items() if value is not None}

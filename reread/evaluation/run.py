@@ -20,17 +20,16 @@ import models
 from cuda_ext import library
 from models.layers import parameter_count
 from models.objectives import DEFAULT, Objective, to_probabilities
-from reread import kinds
+from reread import goals, kinds
 from reread.batches.inference import predict
-from reread.evaluation.metrics import metrics_of_splits
 from reread.runtime.determinism import determinism, threads
 from reread.runtime.gpu_lease import acquire_gpu
 from reread.storage.digests import digested_directory as published_directory
 from reread.storage.errors import InputError
-from reread.storage.files import content_key, write_json
+from reread.storage.files import content_key, read_object, write_json
 from reread.storage.locks import file_lock, run_lock
 from reread.storage.numeric import Numeric, numeric_source
-from reread.storage.prepared import SPLITS, Prepared, open_prepared
+from reread.storage.prepared import DESCRIPTION, SPLITS, Prepared, open_prepared
 from reread.storage.run_folder import LATENCY, METRICS, RunFolder
 
 BATCH_SIZE = 64
@@ -49,24 +48,32 @@ def evaluation_key(
     """
     machine = machine or machine_here(torch.device("cpu"))
     objective = run.job.get("training", {}).get("objective", DEFAULT)["name"]
+    task = task_of(run)
     kernels = {}
     if str(machine["kernels"]).startswith("extension"):
         network = numeric_source(models.source_modules(run.job["model"], run.job["network"]))
-        kernels = {"kernels": {**source(objective).kernels, **network.kernels}}
+        kernels = {"kernels": {**source(objective, task).kernels, **network.kernels}}
     return content_key(
         {
             **kernels,
             "run": run.job.get("run_key"),
             "splits": sorted(splits),
-            "source": source(objective).digest,
+            "source": source(objective, task).digest,
             "machine": machine,
         }
     )
 
 
-def source(objective: str) -> Numeric:
+def source(objective: str, task: str | None) -> Numeric:
     """Return the code that decides an evaluation's results, the networks left out."""
-    return numeric_source(["reread.evaluation.run", "reread.batches", f"models.objectives.{objective}"])
+    of_goal = [goals.module_of(task)] if task else []
+    return numeric_source(["reread.evaluation.run", "reread.batches", f"models.objectives.{objective}", *of_goal])
+
+
+def task_of(run: RunFolder) -> str | None:
+    """Return the task of the data that a run was trained on; None where its prepared arrays are not here."""
+    description = Path(run.job.get("prepared", "")) / DESCRIPTION
+    return str(read_object(description, "task")["task"]) if description.is_file() else None
 
 
 def machine_here(device: torch.device) -> dict[str, Any]:
@@ -147,7 +154,7 @@ def evaluate_run(
                 probabilities[split] = to_probabilities(cast(Objective, network.objective), scores)
                 np.save(working / f"{split}.npy", probabilities[split], allow_pickle=False)
             labels = {split: prepared.labels[prepared.rows(split)] for split in splits}
-            metrics = metrics_of_splits(probabilities, labels, prepared.task, prepared.classes)
+            metrics = goals.goal(prepared.task).measure(probabilities, labels, prepared.classes)
             write_json(working / METRICS, {"parameters": parameter_count(network), **metrics})
             latencies = {} if latencies is None else latencies
             about = content_key({name: run.job.get(name) for name in ("model", "network", "prepared")})

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 
 from reread.evaluation.baselines import Baseline
-from reread.evaluation.metrics import all_metric_names, bounds, metric_names, split_metrics
 from reread.evaluation.records import RunRecord
+from reread.goals import bounds, goal
 from reread.verdicts.statistics import mean_interval, rounded
 
 HIGH_RATE = 0.25
@@ -72,7 +72,7 @@ def summarise_variant(
     metric: its score, by which trials, seeds and champions are chosen; None for the first of the task.
     """
     task = records[0].description["task"]
-    names = all_metric_names(task)
+    names = goal(task).names
     seeds, splits_by_seed = {}, {}
     for record in records:
         measured = record.metrics(splits)
@@ -100,7 +100,7 @@ def summarise_variant(
         "still_improving_seeds": [record.seed for record in records if was_still_improving(record)],
         "suspiciously_perfect": all(value == 1.0 for value in last),
         "best_seed": best_seed(seeds, score),
-        "absent_classes": {split: splits_by_seed[records[0].seed][split]["absent_classes"] for split in splits},
+        "absent_classes": {split: splits_by_seed[records[0].seed][split].get("absent_classes", []) for split in splits},
         "seeds": seeds,
     }
     for split in splits:
@@ -158,7 +158,7 @@ def best_seed(seeds: Mapping[str, Mapping[str, Any]], score: str) -> int:
 
     def rank(number: str) -> tuple[float, float, int]:
         validation = seeds[number]["validation"]
-        return (-np.inf if validation[score] is None else validation[score], -validation["loss"], -int(number))
+        return (-np.inf if validation[score] is None else validation[score], -validation.get("loss", 0.0), -int(number))
 
     return int(max(seeds, key=rank))
 
@@ -173,7 +173,7 @@ def summarise_baseline(baseline: Baseline, splits: Sequence[str]) -> dict[str, A
         "temperature": baseline.temperature,
         "grid": baseline.grid,
         **{
-            split: {name: measured[name] for name in all_metric_names(task)} | counts(measured)
+            split: {name: measured[name] for name in goal(task).names} | counts(measured)
             for split in splits
             if (measured := baseline.metrics[split])
         },
@@ -247,30 +247,25 @@ def without_repeated(
         if (
             not rows.any()
             or not mine
-            or not all(one.measures("test", metric_names(one.description["task"])[0]) for one in mine)
+            or not all(one.measures("test", goal(one.description["task"]).names[0]) for one in mine)
         ):
             continue
-        task, classes, labels = mine[0].description["task"], mine[0].description["classes"], mine[0].labels("test")
+        metric = goal(mine[0].description["task"]).metrics[0]
         kept = ~rows
-        measured = (labels[kept], task, classes)
+        labels = mine[0].labels("test")[kept]
         by_variant: dict[str, list[float | None]] = {}
         for record in mine:
-            by_variant.setdefault(record.variant, []).append(score_of(record.probabilities("test")[kept], *measured))
+            by_variant.setdefault(record.variant, []).append(metric.value(record.probabilities("test")[kept], labels))
         found[data] = {
-            "metric": metric_names(task)[0],
+            "metric": metric.name,
             "rows_left_out": int(rows.sum()),
-            "variants": {name: over_seeds(values, metric_names(task)[0]) for name, values in by_variant.items()},
+            "variants": {name: over_seeds(values, metric.name) for name, values in by_variant.items()},
             "baselines": {
-                name: score_of(baseline.probabilities["test"][kept], *measured)
+                name: metric.value(baseline.probabilities["test"][kept], labels)
                 for name, baseline in baselines.get(data, {}).items()
             },
         }
     return found
-
-
-def score_of(probabilities: np.ndarray, labels: np.ndarray, task: str, classes: list[str]) -> float | None:
-    """Return the task's first metric."""
-    return split_metrics(probabilities, labels, task, classes)[metric_names(task)[0]]
 
 
 def best_variant(names: Sequence[str], variants: Mapping[str, Mapping[str, Any]]) -> str:

@@ -6,7 +6,7 @@ curves.csv        data, variant, seed, epoch, training_loss, validation_loss, ..
 calibration.csv   data, variant, low, high, count, confidence, accuracy: one row per bin, all seeds together
 confusion.csv     data, variant, label, actual, predicted, count: all seeds together; ``label`` is empty where each
                   row has one label, else actual and predicted are yes or no, at the threshold of each label that
-                  validation chose (reread.evaluation.metrics)
+                  validation chose (reread/goals/multi_label.py)
 
 calibration.csv and confusion.csv have the baselines after the variants, by their titles.
 betas.csv         data, variant, seed, layer, name, beta, low, high: one row per layer that learnt a beta; over the
@@ -23,8 +23,9 @@ import numpy as np
 import pandas as pd
 
 from reread.evaluation.baselines import Baseline
-from reread.evaluation.metrics import THRESHOLD, thresholds_of
 from reread.evaluation.records import RunRecord
+from reread.goals.classification import THRESHOLD
+from reread.goals.multi_label import thresholds_of
 from reread.storage.files import write_text
 from reread.verdicts.rule import Verdict
 

@@ -9,11 +9,10 @@ from rich.table import Table
 from rich.text import Text
 
 from reread.evaluation.head import recommendations
-from reread.evaluation.metric_names import metric_words
-from reread.evaluation.metrics import higher_is_better, metric_names, metric_title
 from reread.evaluation.page import half_width, number
 from reread.evaluation.summary import at_an_end, champion_of
 from reread.evaluation.verdict_table import claims_table, verdict_text
+from reread.goals import goal, higher_is_better, metric_title, metric_words
 
 # The report has the others.
 MOST_METRICS = 4
@@ -52,7 +51,7 @@ def data_table(metrics: Mapping[str, Any], data: str) -> Table:
     split = metrics["evaluated_on"]
     variants = {name: one for name, one in metrics["variants"].items() if one["data"] == data}
     first = next(iter(variants.values()))
-    names = list(dict.fromkeys([first["score"], *metric_names(first["task"])]))[:MOST_METRICS]
+    names = list(dict.fromkeys([first["score"], *goal(first["task"]).shown_names]))[:MOST_METRICS]
     title = f"{data}, {split} split: mean and 95 % interval over seeds"
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
     table.add_column("variant", overflow="fold", min_width=min(LEAST_NAME, max(map(len, variants))))

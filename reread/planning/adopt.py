@@ -22,8 +22,8 @@ import numpy as np
 
 import models
 from cuda_ext import library
-from reread.evaluation.metrics import metrics_of_splits
 from reread.evaluation.run import evaluation_key, training_machine
+from reread.goals import goal
 from reread.planning import keys
 from reread.storage.digests import DIGESTS, refuse_damaged_folder
 from reread.storage.errors import InputError
@@ -158,7 +158,7 @@ def evaluations(old: RunFolder, job: Mapping[str, Any]) -> Iterator[tuple[list[s
         reads = open_run_test_split(old, prepared.description) if "test" in splits else nullcontext()
         with reads:
             labels = {split: prepared.labels[prepared.rows(split)] for split in splits}
-        metrics = metrics_of_splits(probabilities, labels, prepared.task, prepared.classes)
+        metrics = goal(prepared.task).measure(probabilities, labels, prepared.classes)
         if len(folders) == 1 and agree(read_json(folders[0] / METRICS), metrics):
             yield list(splits), folders[0]
 

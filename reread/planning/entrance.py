@@ -2,14 +2,11 @@
 
 from collections.abc import Iterable
 
+from reread.goals import available, goal, output_titles
 from reread.planning.experiment import Experiment, load_experiment, networks, with_trials
 from reread.planning.schema import SEEDS
 from reread.storage.errors import InputError, refuse_unknown
-from reread.storage.source import ROOT, constant
 from reread.verdicts.seeds import least_seeds
-
-# Its import takes a second: it is parsed.
-METRICS = "reread/evaluation/metrics.py"
 
 
 def read_experiment(
@@ -18,11 +15,11 @@ def read_experiment(
     """Read an experiment and check the selection; InputError for a name, a seed or an override that is wrong."""
     experiment = load_experiment(name, variants=variants, overrides=overrides)
     refuse_unknown(variants or (), {*experiment.variants, *experiment.trials}, f"the variants of experiment '{name}'")
-    whole, of_a_class = (constant(ROOT / METRICS, one) for one in ("TITLES", "OF_A_CLASS"))
+    of_splits = [name for task in available() for name in goal(task).names]
     for comparison in experiment.comparisons:
         measure, colon, _ = comparison["metric"].partition(":")
         where = f"experiment '{name}', comparison '{comparison['name']}', metric"
-        refuse_unknown([measure], of_a_class if colon else whole, where)
+        refuse_unknown([measure], output_titles() if colon else of_splits, where)
     chosen = list(seeds or ())
     for seed in chosen:
         if chosen.count(seed) > 1:

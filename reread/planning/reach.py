@@ -5,8 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from reread import kinds
-from reread.evaluation.metric_names import metric_words
-from reread.evaluation.metrics import higher_is_better
+from reread.goals import higher_is_better, metric_words
 from reread.planning.experiment import networks
 from reread.planning.plan import Plan
 from reread.planning.runs import RESULTS

@@ -8,7 +8,7 @@ from typing import Any
 
 import models
 from reread import kinds
-from reread.evaluation.metrics import all_metric_names, comparison_metrics, higher_is_better
+from reread.goals import goal, higher_is_better
 from reread.planning import keys
 from reread.planning.environment import Environment, read_environment
 from reread.planning.experiment import Experiment, VariantSettings, load_experiment, networks, with_trials
@@ -177,7 +177,7 @@ def _check(plan: Plan, known: Mapping[str, DataSetEntry]) -> None:
                 raise InputError(f"reads other rows of {variant.data} than '{first}' does: give both the same {choice}")
     for data, about in plan.data.items():
         if about and plan.metric is not None:
-            allowed = [name for name in all_metric_names(about["task"]) if higher_is_better(name)]
+            allowed = [name for name in goal(about["task"]).names if higher_is_better(name)]
             refuse_unknown([plan.metric], allowed, f"experiment '{plan.name}', metric on {data}")
     for comparison in plan.comparisons:
         data = next(plan.variants[name].data for name in networks(comparison))
@@ -190,7 +190,7 @@ def _check(plan: Plan, known: Mapping[str, DataSetEntry]) -> None:
             refuse_unknown(
                 sides, (*plan.variants, *(baseline.name for baseline in kinds.kind(about["kind"]).baselines)), where
             )
-            metrics = comparison_metrics(about["task"], known[data].classes)
+            metrics = goal(about["task"]).comparison_metrics(known[data].classes)
             refuse_unknown([comparison["metric"]], metrics, f"{where}, metric")
             reference = comparison.get("reference", 0.0)
             if reference > 1 and higher_is_better(comparison["metric"]):

@@ -21,7 +21,7 @@ import yaml
 
 import models
 from reread import kinds
-from reread.evaluation.metric_names import metric_words
+from reread.goals import goal, metric_words
 from reread.planning.experiment import EXPERIMENTS, PARAMETERS_FILE, merged
 from reread.planning.plan import Plan
 from reread.planning.schema import read_yaml
@@ -36,8 +36,6 @@ from reread.verdicts.power import ITEM_SHARE_OF_A_BASELINE, POWER
 MARK = "# Written by `reread try`, which writes it again; copy it under another name to change it.\n"
 SEEDS = 6  # the fewest with which one comparison can be decided
 TUNING_SEED = 100
-# What the two sides are compared by. A linear model's C hardly changes AUROC of many labels, and changes F1 a lot.
-METRICS = {"single-label": "accuracy", "multi-label": "tuned_micro_f1"}
 # Of each kind: the networks, and the sizes and learning rates that are tried.
 VARIANTS: Mapping[str, Mapping[str, dict[str, Any]]] = {
     "text": {"han": {"model": "han"}, "gru-flat": {"model": "gru_flat"}, "word-average": {"model": "word_average"}},
@@ -87,7 +85,7 @@ def tuning_of(
         variants[one] = {**section, "grid": [copy.deepcopy(grid_of(one, section["model"]))]}
     return {
         "title": f"Which size and learning rate does each network want on {name}?",
-        "metric": metric or earlier.get("metric") or METRICS[entry.task],
+        "metric": metric or earlier.get("metric") or goal(entry.task).compared_by,
         "defaults": {"data": name},
         "variants": variants,
         "seeds": [TUNING_SEED],

@@ -8,7 +8,7 @@ import pandas as pd
 from safetensors.numpy import load_file
 
 from reread import kinds
-from reread.batches.readable import columns
+from reread.goals import goal
 from reread.storage.files import read_json
 from reread.tracking.predictor import Predictor
 
@@ -30,4 +30,4 @@ class BaselinePredictor(Predictor):
 
     def answer(self, rows: Sequence[Any], attention: bool) -> pd.DataFrame:
         """Return the answers to some rows; a baseline has no attention."""
-        return pd.DataFrame(columns(self.probabilities(rows), self.classes, self.task))
+        return pd.DataFrame(goal(self.task).columns(self.probabilities(rows), self.classes))

@@ -105,8 +105,8 @@ class Results:
 
     def variant_tags(self, variant: str, links: str) -> dict[str, str]:
         """Return the tags of a variant's run: its result with the interval, and the verdicts on it."""
-        from reread.evaluation.metrics import metric_title
         from reread.evaluation.page import interval, number
+        from reread.goals import metric_title
 
         about = self.metrics["variants"][variant]
         found = about[self.split][about["score"]]

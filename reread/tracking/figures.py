@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from reread.goals import goal
 from reread.storage.digests import whole
 from reread.storage.files import read_json
 from reread.storage.run_folder import LATENCY, METRICS, RESULT, RunFolder, evaluate_again
@@ -21,8 +22,6 @@ LATENCY_METRICS = ("one_by_one", "in_one_batch")
 # A parent's metrics, named so that the mean comes first: MLflow's comparison draws the first metric.
 INTERVAL = {"mean": "mean", "low": "mean_low", "high": "mean_high"}
 SEEDS = "variant.seeds"
-# What the evaluation calls the score that training maximises.
-SCORES = {"single-label": "accuracy", "multi-label": "macro_auroc"}
 REFUSED = re.compile(r"[^\w./: -]")
 
 
@@ -87,7 +86,7 @@ def run_figures(
     """Return the metrics of a finished run and of its evaluation; ``known`` are those that MLflow has."""
     result = folder.require_result()
     figures = dict(_numbers({key: value for key, value in result.items() if key not in NO_METRICS}))
-    score = f"validation.{SCORES[task]}"
+    score = f"validation.{goal(task).names[0]}"
     # The evaluation replaces it: that runs on the CPU and may differ in the last digits.
     if score not in known:
         figures[score] = result["validation"]["score"]
@@ -109,7 +108,7 @@ def betas(result: Mapping[str, Any]) -> list[tuple[str, int, float]]:
 
 def mean_and_interval(runs: list[Mapping[str, float]]) -> dict[str, float]:
     """Return NAME.mean, .mean_low, .mean_high of each split's metric that all runs have, and ``variant.seeds``."""
-    from reread.evaluation.metrics import bounds
+    from reread.goals import bounds
     from reread.verdicts.statistics import mean_interval
 
     shared = set.intersection(*(set(run) for run in runs)) if runs else set()

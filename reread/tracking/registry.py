@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 import models
 from reread import kinds
+from reread.goals import goal
 from reread.planning.experiment import EXPERIMENTS, experiments
 from reread.preprocessing.manifest import MANIFEST_PATH, Manifest
 from reread.storage.errors import InputError, nearest
@@ -34,7 +35,7 @@ from reread.storage.run_folder import METRICS, RunFolder
 from reread.tracking.baseline_predictor import SERVED
 from reread.tracking.connection import LOCKS
 from reread.tracking.descriptions import NOTE, registered_name
-from reread.tracking.figures import SCORES, SEEDS
+from reread.tracking.figures import SEEDS
 from reread.tracking.runs import Tracking
 from reread.tracking.serving import (
     BASELINE,
@@ -92,7 +93,7 @@ def log_model(
         tracking.update_stale_parent(parent_id)
         variant_metrics = client.get_run(parent_id).data.metrics
         card = model_card(job, description, _data_entry(tracking, job["data"]), run.data.metrics, variant_metrics)
-        usual = SCORES[description["task"]]
+        usual = goal(description["task"]).names[0]
         # The variant's validation score over its seeds: champions are chosen by it. MLflow has not every metric.
         score = score or (usual, variant_metrics[f"validation.{usual}.mean"])
         return _register(
@@ -100,7 +101,7 @@ def log_model(
             {
                 "run_key": job["run_key"],
                 "variant": job["variant"],
-                "source": served_source(job, description["kind"]),
+                "source": served_source(job, description["kind"], description["task"]),
             },
             {
                 **_validated(description, *score),
@@ -126,7 +127,7 @@ def log_baseline(
     """
     assert baseline.directory is not None, f"{name} is not served"
     data, description = prepared.description["name"], prepared.description
-    metric = metric or SCORES[description["task"]]
+    metric = metric or goal(description["task"]).names[0]
     run_id = tracking.baseline(experiment, data, name, baseline.parameters_and_metrics(), description)
     card = baseline_card(name, baseline, description, data, _data_entry(tracking, data))
     with _locked(tracking):
@@ -135,7 +136,7 @@ def log_baseline(
             {
                 "run_key": baseline.directory.name,
                 "variant": name,
-                "source": baseline_source(prepared.kind, name),
+                "source": baseline_source(prepared.kind, name, prepared.task),
             },
             {
                 **_validated(description, metric, baseline.metrics["validation"][metric]),
@@ -300,7 +301,7 @@ def load_model(
         artifacts = files(chosen, root) / "artifacts"
         artifact = NETWORK if (artifacts / NETWORK).is_dir() else BASELINE
         description = read_json(artifacts / artifact / DESCRIPTION)
-        what, source = _what_and_source(artifacts / artifact, description["kind"])
+        what, source = _what_and_source(artifacts / artifact, description)
         if source != chosen.tags.get("source"):
             raise models.SourceChanged(
                 f"{which}: the code of {what} or of what serves it has changed since it was "
@@ -317,15 +318,16 @@ def load_model(
     return LoadedModel(chosen.name, chosen.version, variant, predictor, chosen.description)
 
 
-def _what_and_source(folder: Path, kind: str) -> tuple[str, str | None]:
+def _what_and_source(folder: Path, description: Mapping[str, Any]) -> tuple[str, str | None]:
     """Return the name of what was packed, and the digest of its code today, None where there is no such code."""
+    kind, task = description["kind"], description["task"]
     if (folder / SERVED).is_file():
         name = read_json(folder / SERVED)["baseline"]
         known = any(one.name == name and one.serve for one in kinds.kind(kind).baselines)
-        return f"baseline '{name}'", baseline_source(kind, name) if known else None
+        return f"baseline '{name}'", baseline_source(kind, name, task) if known else None
     job = RunFolder(folder).job
     known = models.is_outside(job["model"]) or job["model"] in models.available()
-    return f"network '{job['model']}'", served_source(job, kind) if known else None
+    return f"network '{job['model']}'", served_source(job, kind, task) if known else None
 
 
 def _choose(model: Registered, variant: str | None, version: int | str | None) -> Version:

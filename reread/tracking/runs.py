@@ -23,6 +23,7 @@ from contextvars import ContextVar
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
+from reread.goals import goal
 from reread.storage.errors import InputError
 from reread.storage.files import below, content_key, read_json, write_json, write_text
 from reread.storage.locks import file_lock, run_lock
@@ -41,7 +42,6 @@ from reread.tracking.addresses import ARTIFACTS
 from reread.tracking.connection import LOCKS, connect, refuse_silent_server, tracking_uri
 from reread.tracking.descriptions import NOTE, ROLE, SEED
 from reread.tracking.figures import (
-    SCORES,
     began_and_ended,
     betas,
     environment_tags,
@@ -438,11 +438,11 @@ class Tracking:
             run = self._find_or_create(experiment_id, "baseline_key", key, f"{name} on {data}")
             source = descriptions.origin(f"reread evaluate --experiment {experiment}")
             # Registered baselines are those of experiments that read the test split.
-            score = metrics.get(f"test.{SCORES[description['task']]}")
+            score = metrics.get(f"test.{goal(description['task']).names[0]}")
             tags = {"baseline": name, **source, **descriptions.baseline_tags(score)}
             self._log_params_and_tags(run, flat({"variant": name, "data": data, **chosen}), tags)
             # Sorted among the variants, which have a mean over seeds.
-            shown = {} if score is None else {f"test.{SCORES[description['task']]}.mean": score}
+            shown = {} if score is None else {f"test.{goal(description['task']).names[0]}.mean": score}
             run_id: str = run.info.run_id
             self._log_latest(run_id, {**shown, **metrics})
         return run_id

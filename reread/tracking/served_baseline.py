@@ -4,7 +4,7 @@ MLflow keeps this file with the model and runs it on loading, as it does with re
 baseline is arrays (safetensors) and JSON, so that nothing is unpickled. It runs on the CPU.
 
 A request is read, checked and refused as a network's is. It reads the whole of a document. The answer is a DataFrame
-with one row per input: ``label``, ``probability`` and ``probabilities``, as in reread/batches/readable.py.
+with one row per input: ``label``, ``probability`` and ``probabilities``, as in reread/goals.
 """
 
 from pathlib import Path

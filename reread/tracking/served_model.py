@@ -11,7 +11,7 @@ A request is read by the reader of the data's kind (kinds.Reader):
     image  uint8 array [N, H, W, C], pixels 0 to 255, of the height and width that the network was trained on
 
 The answer is a DataFrame with one row per input (empty for empty input): ``label``, ``probability`` and
-``probabilities`` as in reread/batches/readable.py, and the reader's columns. For a document these are ``words_read``,
+``probabilities`` as in reread/goals, and the reader's columns. For a document these are ``words_read``,
 ``words_unknown`` (of those, the words outside the vocabulary) and ``cut`` (it was truncated). A network with attention
 adds ``attention``, unless the parameter ``attention`` is false.
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import models
 from models.objectives import DEFAULT
-from reread import kinds
+from reread import goals, kinds
 from reread.storage.digests import refuse_damaged_folder
 from reread.storage.errors import InputError
 from reread.storage.files import write_json
@@ -80,7 +80,9 @@ def pack(run_directory: Path, folder: Path, threshold: float | None) -> Package:
         shutil.copyfile(file, network / file.name)
     write_json(network / JOB, job)
     _write_threshold(network, threshold)
-    code = _copy_source(folder, [*served_modules(job, prepared.kind), *NETWORK_CODE, f"reread.kinds.{prepared.kind}"])
+    code = _copy_source(
+        folder, [*served_modules(job, prepared.kind, prepared.task), *NETWORK_CODE, f"reread.kinds.{prepared.kind}"]
+    )
     example = reader.model_input(reader.example(prepared, EXAMPLES), prepared.description)
     requirements = _requirements("torch", *reader.PACKAGES, *optional.values())
     return Package(SERVED_MODEL, NETWORK, network, code, requirements, example, dict(reader.PARAMETERS))
@@ -102,7 +104,7 @@ def pack_baseline(baseline: "Baseline", prepared: Prepared, name: str, folder: P
     write_json(destination / SERVED, {"baseline": name})
     _write_threshold(destination, label_threshold(baseline.metrics))
     code = _copy_source(
-        folder, [*baseline_modules(prepared.kind, name), *BASELINE_CODE, f"reread.kinds.{prepared.kind}"]
+        folder, [*baseline_modules(prepared.kind, name, prepared.task), *BASELINE_CODE, f"reread.kinds.{prepared.kind}"]
     )
     example = reader.model_input(reader.example(prepared, EXAMPLES), prepared.description)
     requirements = _requirements("scikit-learn", "scipy", *reader.PACKAGES, *optional.values())
@@ -145,31 +147,31 @@ def _requirements(*packages: str) -> list[str]:
     return [f"{name}=={importlib.metadata.version(name).split('+')[0]}" for name in names]
 
 
-def served_modules(job: Mapping[str, Any], kind: str) -> list[str]:
+def served_modules(job: Mapping[str, Any], kind: str, task: str) -> list[str]:
     """Return the modules that compute a served network's answers."""
     described = kinds.kind(kind)
     objective = job["training"].get("objective", DEFAULT)["name"]
     readers = [kinds.module_of(entry) for entry in (described.collator, described.reader) if entry]
     network = models.source_modules(job["model"], job["network"])
-    return [*network, f"models.objectives.{objective}", "reread.batches.answers", *readers]
+    return [*network, f"models.objectives.{objective}", "reread.batches.answers", goals.module_of(task), *readers]
 
 
-def served_source(job: Mapping[str, Any], kind: str) -> str:
+def served_source(job: Mapping[str, Any], kind: str, task: str) -> str:
     """Return the digest of the code that decides a served network's answers."""
-    return numeric_digest(served_modules(job, kind))
+    return numeric_digest(served_modules(job, kind, task))
 
 
-def baseline_modules(kind: str, name: str) -> list[str]:
+def baseline_modules(kind: str, name: str, task: str) -> list[str]:
     """Return the modules that compute a served baseline's answers."""
     described = kinds.kind(kind)
     (baseline,) = (one for one in described.baselines if one.name == name)
     entries = [entry for entry in (baseline.serve, described.reader) if entry]
-    return ["reread.batches.readable", *map(kinds.module_of, entries)]
+    return [goals.module_of(task), *map(kinds.module_of, entries)]
 
 
-def baseline_source(kind: str, name: str) -> str:
+def baseline_source(kind: str, name: str, task: str) -> str:
     """Return the digest of the code that decides a served baseline's answers."""
-    return numeric_digest(baseline_modules(kind, name))
+    return numeric_digest(baseline_modules(kind, name, task))
 
 
 def baseline_card(

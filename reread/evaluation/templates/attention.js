@@ -34,7 +34,7 @@
     const found = of.documents[place];
     const heaviest = Math.max(...found.sentences.map((one) => one.weight), 1);
     const predicted = found.predicted.flatMap(([name, probability], number) => [
-      number ? ", " : "", element("strong", "", name), ` (${probability.toFixed(3)})`,
+      number ? ", " : "", element("strong", "", name), probability === null ? "" : ` (${probability.toFixed(3)})`,
     ]);
     const made = element("section", "");
     made.append(

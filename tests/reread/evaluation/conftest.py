@@ -10,8 +10,8 @@ import torch
 from safetensors.torch import save_file
 
 import models
-from reread.evaluation.metrics import metrics_of_splits
 from reread.evaluation.records import RunRecord
+from reread.goals import goal
 from reread.storage.files import read_json, sha256_file, write_json, write_text
 from reread.storage.prepared import open_prepared
 from tests.reads import rows_of_test
@@ -201,7 +201,7 @@ def write_record(
     }
     for split, measured in probabilities.items():
         np.save(evaluation / f"{split}.npy", measured, allow_pickle=False)
-    metrics = metrics_of_splits(probabilities, labels, opened.task, opened.classes)
+    metrics = goal(opened.task).measure(probabilities, labels, opened.classes)
     write_json(evaluation / "metrics.json", {"parameters": 12345, **metrics})
     write_json(
         evaluation / "latency.json",

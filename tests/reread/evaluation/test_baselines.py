@@ -14,8 +14,8 @@ from reread import kinds
 from reread.evaluation import baselines
 from reread.evaluation.baselines import bigram_features, evaluate_baseline
 from reread.evaluation.char_svm import LONGEST
-from reread.evaluation.metrics import row_losses
 from reread.evaluation.nb_svm import fit_nb_svm, one_against_the_rest
+from reread.goals.classification import row_losses
 from reread.storage.errors import InputError
 from tests.damage import damages
 

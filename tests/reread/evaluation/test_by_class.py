@@ -8,8 +8,9 @@ import pytest
 
 from reread.evaluation import charts
 from reread.evaluation.by_class import RATES, Subject, calibration, mean_curve, measure, worst_classes
-from reread.evaluation.metrics import auroc, metrics_of_splits
 from reread.evaluation.report import evaluate_experiment
+from reread.goals import goal
+from reread.goals.classification import auroc
 
 CLASSES = [f"finding {number}" for number in range(14)]
 
@@ -25,7 +26,7 @@ def subject(scores, labels, groups=None):
     """A variant on its own validation rows."""
     classes = [str(number) for number in range(labels.shape[1])]
     metrics = [
-        metrics_of_splits({"validation": one}, {"validation": labels}, "multi-label", classes)["validation"]
+        goal("multi-label").measure({"validation": one}, {"validation": labels}, classes)["validation"]
         for one in scores
     ]
     about = {"classes": classes, "task": "multi-label"}

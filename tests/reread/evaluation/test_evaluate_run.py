@@ -16,7 +16,15 @@ import torch
 from models.objectives import DEFAULT, make_objective, to_probabilities
 from reread.evaluation.__main__ import main
 from reread.evaluation.records import RunRecord
-from reread.evaluation.run import evaluate_run, evaluation_key, find_evaluation, machine_here, source, training_machine
+from reread.evaluation.run import (
+    evaluate_run,
+    evaluation_key,
+    find_evaluation,
+    machine_here,
+    source,
+    task_of,
+    training_machine,
+)
 from reread.storage.errors import InputError
 from reread.storage.files import read_json, write_json
 from reread.storage.run_folder import RunFolder
@@ -118,11 +126,13 @@ def test_the_key_is_of_all_that_decides_the_evaluation(run, text_data, monkeypat
     keys = {key(), key(H200), key(H200 | {"kernels": "reference"})}
     keys |= {key(H200 | {"gpu": "NVIDIA A100"}), key(H200 | {"torch": "2.11.0+cu130"}), evaluation_key(RunFolder(run))}
     keys.add(key(H200 | {"numpy": "2.5.2"}))
-    found, cpu, gpu = source("classification"), key(), key(H200)
+    found, cpu, gpu = source("classification", task_of(RunFolder(run))), key(), key(H200)
     # A kernel that HAN calls counts where kernels run.
-    monkeypatch.setattr("reread.evaluation.run.source", lambda objective: replace(found, kernels={"gru": "another"}))
+    monkeypatch.setattr(
+        "reread.evaluation.run.source", lambda objective, task: replace(found, kernels={"gru": "another"})
+    )
     assert key() == cpu and key(H200) != gpu
-    monkeypatch.setattr("reread.evaluation.run.source", lambda objective: replace(found, digest="another"))
+    monkeypatch.setattr("reread.evaluation.run.source", lambda objective, task: replace(found, digest="another"))
     keys.add(key())
     write_json(run / "job.json", read_json(run / "job.json") | {"run_key": "another"})
     keys.add(key())
@@ -282,7 +292,7 @@ def test_the_command_evaluates_many_runs_and_prints_which_it_cannot(run, text_da
 def test_the_command_needs_what_a_machine_that_trains_has():
     """torch, numpy, safetensors, scikit-learn and scipy: no pandas, no matplotlib, no jinja2."""
     allowed = {"torch", "numpy", "safetensors", "sklearn", "scipy"}
-    allowed |= {"storage", "kinds", "cuda_ext", "runtime", "models", "batches", "evaluation"}
+    allowed |= {"storage", "goals", "kinds", "cuda_ext", "runtime", "models", "batches", "evaluation"}
     for path in closure(["reread.evaluation.__main__"]):
         for node in ast.walk(ast.parse(path.read_bytes())):
             names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []

@@ -16,15 +16,15 @@ from rich.console import Console
 
 from reread.evaluation import charts
 from reread.evaluation.baselines import Baseline
-from reread.evaluation.bootstrap import item_spread
 from reread.evaluation.head import recommendations, warnings_of
-from reread.evaluation.metrics import metrics_of_splits
+from reread.evaluation.items import item_spread
 from reread.evaluation.page import MINUS, TEMPLATES, WORDS
 from reread.evaluation.report import evaluate_experiment, judge_experiment
 from reread.evaluation.summary import at_an_end, champion_of
 from reread.evaluation.tables import differences
 from reread.evaluation.terminal import terminal_table
 from reread.evaluation.verdict_table import STYLES
+from reread.goals import goal
 from reread.storage import files
 from reread.storage.errors import InputError
 from reread.storage.files import read_json, sha256_file, write_json
@@ -78,7 +78,7 @@ def baseline_of(tools, data, skill: float = 2.0) -> Baseline:
     probabilities = {
         split: tools["invented_probabilities"](of_split, len(classes), skill, rng) for split, of_split in labels.items()
     }
-    metrics = metrics_of_splits(probabilities, labels, prepared.task, classes)
+    metrics = goal(prepared.task).measure(probabilities, labels, classes)
     return Baseline("TF-IDF + logistic regression", {"1": 0.8}, 1.0, None, 99, metrics, probabilities)
 
 
@@ -182,7 +182,7 @@ def test_a_baseline_in_a_pair_is_compared_with_every_seed_with_its_one_figure(to
     assert verdict["baseline"] == "nb-svm"
     of_seeds = [record.probabilities("test") for record in records if record.variant == "han"]
     labels = records[0].labels("test")
-    by_hand = item_spread(of_seeds, [svm.probabilities["test"]], labels, "single-label", "accuracy")
+    by_hand = item_spread(goal("single-label").metrics[0], of_seeds, [svm.probabilities["test"]], labels)
     assert verdict["item_deviation"] == pytest.approx(by_hand.deviation, abs=1e-9)
     assert verdict["interval"]["low"] == min(verdict[one]["low"] for one in ("over_seeds", "over_seeds_and_items"))
     again = found["metrics"]["without_repeated"]["corpus"]

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 import models
-from reread.evaluation.metrics import metrics_of_splits
 from reread.evaluation.run import find_evaluation
+from reread.goals import goal
 from reread.planning import keys
 from reread.planning.adopt import (
     FILE,
@@ -180,7 +180,7 @@ def test_evaluations_are_adopted_where_today_s_metrics_agree(tmp_path, today, mo
         with every_test_split():
             labels = {split: prepared.labels[prepared.rows(split)] for split in splits}
         probabilities = {split: np.full((len(of_it), 3), 1 / 3, np.float32) for split, of_it in labels.items()}
-        metrics = metrics_of_splits(probabilities, labels, "single-label", prepared.classes)
+        metrics = goal("single-label").measure(probabilities, labels, prepared.classes)
         metrics["validation"]["accuracy"] += error
         with digested_directory(old.evaluation(name)) as folder:
             write_json(folder / "metrics.json", {"parameters": 7, **metrics})

@@ -16,11 +16,11 @@ from reread.storage.errors import InputError
 from reread.storage.numeric import numeric_digest
 from reread.storage.source import source_digests
 
-print(numeric_digest(["reread.evaluation.metrics"]), flush=True)
+print(numeric_digest(["reread.goals.classification"]), flush=True)
 sys.stdin.readline()
 for digest in (numeric_digest, source_digests):
     try:
-        print(digest(["reread.evaluation.metrics"]))
+        print(digest(["reread.goals.classification"]))
     except InputError as error:
         print(f"refused: {error}")
 """
@@ -28,13 +28,13 @@ for digest in (numeric_digest, source_digests):
 
 @pytest.fixture
 def checkout(tmp_path) -> Path:
-    return copy_rooms(tmp_path, "reread/evaluation", "reread/kinds", "reread/storage", "cuda_ext")
+    return copy_rooms(tmp_path, "reread/goals", "reread/kinds", "reread/storage", "cuda_ext")
 
 
 def after(checkout: Path, old: str, new: str) -> list[str]:
-    """What a process prints that runs while reread/evaluation/metrics.py is edited: a digest before it, and two after
+    """What a process prints that runs while reread/goals/classification.py is edited: a digest before it, and two after
     it."""
-    path = checkout / "reread/evaluation/metrics.py"
+    path = checkout / "reread/goals/classification.py"
     with subprocess.Popen(
         [sys.executable, "-c", PROGRAM],
         cwd=checkout,
@@ -54,12 +54,12 @@ def after(checkout: Path, old: str, new: str) -> list[str]:
 def test_code_that_changed_since_it_was_imported_is_refused(checkout):
     _, numeric, whole = after(checkout, " / ", " * ")
     for line in (numeric, whole):
-        assert line.startswith("refused: reread/evaluation/metrics.py ")
+        assert line.startswith("refused: reread/goals/classification.py ")
 
 
 def test_a_comment_that_changed_meanwhile_is_no_other_code(checkout):
     before, numeric, whole = after(checkout, '"""', '"""Another word. ')
-    assert numeric == before and whole.startswith("refused: reread/evaluation/metrics.py ")
+    assert numeric == before and whole.startswith("refused: reread/goals/classification.py ")
 
 
 def test_moving_a_module_into_the_package_changes_no_digest(tmp_path):

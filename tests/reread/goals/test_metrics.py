@@ -4,24 +4,16 @@ import numpy as np
 import pytest
 from sklearn.metrics import confusion_matrix, log_loss, precision_recall_fscore_support, roc_auc_score
 
-from reread.evaluation.bootstrap import resampled_metric
-from reread.evaluation.metrics import (
-    Thresholds,
-    all_metric_names,
-    best_threshold,
-    calibration_table,
-    comparison_metrics,
-    expected_calibration_error,
-    metric_title,
-    metric_value,
-    metrics_of_splits,
-    row_losses,
-    split_metrics,
-    thresholds_of,
-)
+from reread.goals import goal, metric_title, metric_value
+from reread.goals.classification import calibration_table, row_losses
+from reread.goals.multi_label import Thresholds, best_threshold, thresholds_of
 from reread.storage.errors import InputError
 
 ROWS = np.array([[0.7, 0.2, 0.1], [0.1, 0.9, 0.0], [0.4, 0.35, 0.25], [0.3, 0.65, 0.05]], np.float32)
+
+
+def split_metrics(probabilities, labels, task, classes):
+    return goal(task).measure({"test": probabilities}, {"test": labels}, classes)["test"]
 
 
 def test_single_label_by_hand():
@@ -43,7 +35,8 @@ def test_calibration_shares_a_bin():
     assert shared["count"] == 3
     assert shared["confidence"] == pytest.approx(0.64, rel=1e-6)
     assert shared["accuracy"] == pytest.approx(1 / 3)
-    assert expected_calibration_error(table) == pytest.approx(3 / 4 * (0.64 - 1 / 3) + 1 / 4 * 0.01, rel=1e-5)
+    error = goal("single-label").metric("expected_calibration_error").value(probabilities, np.array([0, 1, 1, 0]))
+    assert error == pytest.approx(3 / 4 * (0.64 - 1 / 3) + 1 / 4 * 0.01, rel=1e-5)
     assert sum(row["count"] for row in table) == 4 and table[0]["confidence"] is None
 
 
@@ -81,10 +74,10 @@ def test_rows_of_two_labels_match_where_these_are_the_most_probable():
     )
     assert split_metrics(probabilities, labels, "multi-label", list("abcd"))["exact_match"] == 0.5
     drawn = np.array([[4.0, 0, 0, 0], [0, 2, 1, 1]])
-    found = resampled_metric("exact_match", probabilities, labels, "multi-label")(drawn)
-    assert found.tolist() == [1, 0.25]
-    with pytest.raises(InputError, match=r"'exact_match' on these .*rows: (?!did you mean 'exact_match')"):
-        resampled_metric("exact_match", probabilities, np.eye(4, dtype=np.uint8) | labels, "multi-label")
+    exact_match = goal("multi-label").metric("exact_match")
+    assert exact_match.resampled(probabilities, labels)(drawn).tolist() == [1, 0.25]
+    with pytest.raises(InputError, match="exact_match is not defined"):
+        exact_match.resampled(probabilities, np.eye(4, dtype=np.uint8) | labels)
 
 
 def test_a_class_without_a_guess_has_no_precision_and_one_with_every_row_no_auroc():
@@ -96,7 +89,8 @@ def test_a_class_without_a_guess_has_no_precision_and_one_with_every_row_no_auro
 
 def test_a_split_without_a_label_has_no_f1():
     labels, probabilities = np.zeros((3, 2), np.uint8), np.full((3, 2), 0.6, np.float32)
-    metrics = split_metrics(probabilities, labels, "multi-label", ["a", "b"], Thresholds(0.5, np.full(2, 0.5)))
+    splits = ({"validation": probabilities}, {"validation": labels})
+    metrics = goal("multi-label").measure(*splits, ["a", "b"])["validation"]
     names = ("macro_auroc", "micro_f1", "macro_f1", "tuned_micro_f1", "tuned_macro_f1")
     assert [metrics[name] for name in names] == [None] * 5
 
@@ -135,9 +129,9 @@ def test_recall_precision_and_f1_agree_with_scikit_learn(task):
     if task == "multi-label":
         micro = precision_recall_fscore_support(labels, guess, average="micro", zero_division=0)[2]
         assert metrics["micro_f1"] == pytest.approx(micro)
-    assert set(all_metric_names(task)) <= set(metrics)
+    assert set(goal(task).names) <= set(metrics)
     assert metric_value(metrics, "recall:b") == metrics["recall"]["b"]
-    assert {metric_title(name) for name in comparison_metrics(task, names)} >= {"Macro F1", "AUROC of never"}
+    assert {metric_title(name) for name in goal(task).comparison_metrics(names)} >= {"Macro F1", "AUROC of never"}
 
 
 @pytest.mark.parametrize(
@@ -174,10 +168,11 @@ def test_f1_at_the_thresholds_of_validation():
     labels = np.array([[1, 0, 0], [0, 1, 0], [1, 1, 0], [0, 0, 0]], np.uint8)
     probabilities = (0.02 + 0.1 * labels).astype(np.float32)
     splits = {"validation": (probabilities, labels), "test": (probabilities[:3], labels[:3])}
-    found = metrics_of_splits(
+    found = goal("multi-label").measure(
         {split: one for split, (one, _) in splits.items()},
-        {split: one for split, (_, one) in splits.items()}, "multi-label", ["a", "b", "c"],
-    )  # fmt: skip
+        {split: one for split, (_, one) in splits.items()},
+        ["a", "b", "c"],
+    )
     test = found["test"]
     assert (test["micro_f1"], test["macro_f1"]) == (0.0, 0.0)
     assert (test["tuned_micro_f1"], test["tuned_macro_f1"]) == (1.0, 1.0)
@@ -189,5 +184,5 @@ def test_f1_at_the_thresholds_of_validation():
     two = Thresholds(0.5, np.array([0.1, 0.9]))
     assert two.decide("tuned_micro_f1", np.float32([[0.5, 0.6]])).tolist() == [[1, 1]]
     assert two.decide("tuned_macro_f1", np.float32([[0.5, 0.6]])).tolist() == [[1, 0]]
-    alone = metrics_of_splits({"test": probabilities}, {"test": labels}, "multi-label", ["a", "b", "c"])["test"]
+    alone = split_metrics(probabilities, labels, "multi-label", ["a", "b", "c"])
     assert alone["tuned_micro_f1"] is None and thresholds_of(alone) is None

@@ -5,14 +5,9 @@ import math
 import numpy as np
 import pytest
 
-from reread.evaluation.bootstrap import item_spread, resampled_metric
-from reread.evaluation.metrics import (
-    TUNED,
-    choose_thresholds,
-    comparison_metrics,
-    metric_value,
-    split_metrics,
-)
+from reread.evaluation.items import item_spread
+from reread.goals import goal, metric_value
+from reread.goals.multi_label import TUNED, choose_thresholds
 from reread.storage.errors import InputError
 from reread.verdicts.items import Items
 from reread.verdicts.resampling import CELLS_AT_ONCE, item_counts, item_spread_of, mean_of
@@ -20,6 +15,8 @@ from reread.verdicts.resampling import CELLS_AT_ONCE, item_counts, item_spread_o
 
 def data_of(task: str, rows: int = 60, classes: int = 3) -> tuple[np.ndarray, np.ndarray]:
     rng = np.random.default_rng(5)
+    if task == "regression":
+        return rng.normal(5, 2, (rows, 1)).astype(np.float32), rng.normal(5, 2, (rows, 1)).astype(np.float32)
     # The last class is rare: a resample may lack it, or have one row of it.
     if task == "single-label":
         labels = np.append(rng.integers(0, classes - 1, rows - 1), classes - 1)
@@ -34,8 +31,8 @@ def data_of(task: str, rows: int = 60, classes: int = 3) -> tuple[np.ndarray, np
     ("task", "metric"),
     [
         (task, name)
-        for task in ("single-label", "multi-label")
-        for name in comparison_metrics(task, ["1"])
+        for task in ("single-label", "multi-label", "regression")
+        for name in goal(task).comparison_metrics(["1"])
         if name != "exact_match"  # these rows have different numbers of labels: see test_metrics.py
     ],
 )
@@ -46,11 +43,12 @@ def test_a_resampled_metric_is_the_metric_of_the_drawn_items(task, metric):
     names = [str(number) for number in range(probabilities.shape[1])]
     thresholds = choose_thresholds(probabilities, labels) if task == "multi-label" else None
     judged = thresholds.decide(metric, probabilities) if metric in TUNED else probabilities
-    found = resampled_metric(metric, judged, labels, task, names)(counts)
-    expected = [
-        metric_value(split_metrics(probabilities[row], labels[row], task, names, thresholds), metric) for row in drawn
-    ]
-    assert found == pytest.approx(expected)
+    measure = goal(task).metric(metric, names)
+    resampled = measure.resampled(judged, labels)(counts)
+    assert resampled == pytest.approx([measure.value(judged[row], labels[row]) for row in drawn])
+    if metric not in TUNED:
+        splits = [goal(task).measure({"test": probabilities[row]}, {"test": labels[row]}, names) for row in drawn]
+        assert resampled == pytest.approx([metric_value(split["test"], metric) for split in splits])
 
 
 def test_items_are_drawn_as_often_as_there_are():
@@ -72,7 +70,7 @@ def answers(right: np.ndarray) -> list[np.ndarray]:
 
 def spread(treatment, control, **others) -> Items:
     labels = np.zeros(len((treatment or control)[0]), int)
-    return item_spread(treatment, control, labels, "single-label", "accuracy", **others)
+    return item_spread(goal("single-label").metric("accuracy"), treatment, control, labels, **others)
 
 
 def test_the_deviation_of_items_alone_is_binomial():
@@ -127,21 +125,17 @@ def test_groups_that_do_not_fit_are_refused():
 def test_the_same_each_time():
     probabilities, labels = data_of("multi-label")
     other = np.flip(probabilities, 0)
-    first, second = (item_spread([probabilities], [other], labels, "multi-label", "macro_auroc") for _ in range(2))
+    first, second = (item_spread(goal("multi-label").metrics[0], [probabilities], [other], labels) for _ in range(2))
     assert first == second and first.resamples == 2_000 and first.deviation > 0
 
 
 def test_an_unknown_metric_and_no_seed_are_refused():
+    for task, name in (("multi-label", "accuracy"), ("multi-label", "recall:mumps"), ("single-label", "acuracy")):
+        with pytest.raises(InputError, match=f"no metric '{name}' of {task} data"):
+            goal(task).metric(name, ["a", "b", "c"])
     probabilities, labels = data_of("multi-label")
-    with pytest.raises(InputError, match="no bootstrap of 'accuracy'"):
-        item_spread([probabilities], [probabilities], labels, "multi-label", "accuracy")
-    with pytest.raises(InputError, match="recall:mumps"):
-        item_spread([probabilities], [probabilities], labels, "multi-label", "recall:mumps", classes=["a", "b", "c"])
-    single, label = data_of("single-label")
-    with pytest.raises(InputError, match="no bootstrap of 'acuracy'"):
-        item_spread([single], [single], label, "single-label", "acuracy")
     with pytest.raises(InputError, match="at least one seed"):
-        item_spread([], [probabilities], labels, "multi-label", "macro_f1")
+        item_spread(goal("multi-label").metric("macro_f1"), [], [probabilities], labels)
 
 
 def test_the_item_part_of_normal_scores():
@@ -151,11 +145,10 @@ def test_the_item_part_of_normal_scores():
     shared = rng.normal(0, 1, items)
     losses = [np.exp(-np.clip(0.5 + 0.05 * (shared + rng.normal(0, 2, items)), 0.01, 5)) for _ in range(seeds)]
     found = item_spread(
+        goal("single-label").metric("loss"),
         [np.stack([p, 1 - p], 1).astype(np.float32) for p in losses],
         [np.tile(np.float32([math.exp(-0.5), 1 - math.exp(-0.5)]), (items, 1))] * 4,
         np.zeros(items, int),
-        "single-label",
-        "loss",
         resamples=4000,
     )
     assert found.deviation == pytest.approx(0.05 / math.sqrt(items), rel=0.2)
