@@ -12,10 +12,11 @@ It works in the project's folder, which is the current one, as `reread data add`
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from reread import goals
 from reread.commands import data_add
 from reread.preprocessing.delimited import Dialect
 from reread.preprocessing.image_files import MODES
-from reread.preprocessing.manifest import TASKS, DataSetEntry
+from reread.preprocessing.manifest import DataSetEntry
 from reread.preprocessing.own_data import Preview
 from reread.preprocessing.raw import remove_data_set
 from reread.storage.errors import InputError, refuse_unknown
@@ -51,7 +52,7 @@ def add(
     ``dry_run`` nothing is written, and a ``Preview`` is returned: the first rows, the rows of each class by split, and
     how many would be left out. InputError for what the command refuses; then nothing is written.
     """
-    refuse_unknown([] if task is None else [task], TASKS, "task")
+    refuse_unknown([] if task is None else [task], goals.available(), "task")
     refuse_unknown([] if colours is None else [colours], MODES, "colours")
     low, high = data_add.SIZES
     if size is not None and not low <= size <= high:

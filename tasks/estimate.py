@@ -214,7 +214,7 @@ def baseline_seconds(prepared_directory: Path) -> float:
         rows = np.sort(np.random.default_rng(0).permutation(prepared.rows(split))[:count])
         inputs[split], labels[split] = data.read(prepared.arrays["raw_indices"][rows].tolist()), prepared.labels[rows]
     total = 0.0
-    for baseline in kinds.kind(prepared.kind).baselines:
+    for baseline in kinds.baselines_of(prepared.kind, prepared.task):
         about = (baseline.name, inputs, labels, prepared.task, prepared.classes)
         with suppress(InputError):  # of a sample without a word that comes again
             total += seconds(partial(evaluate_baseline, *about))

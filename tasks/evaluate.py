@@ -176,7 +176,7 @@ def _baselines(
         baseline.name: evaluate_baseline(
             baseline.name, raw, labels, prepared.task, prepared.classes, cache, metric_of(baseline.name), say
         )
-        for baseline in kinds.kind(prepared.kind).baselines
+        for baseline in kinds.baselines_of(prepared.kind, prepared.task)
     }
 
 

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from reread import kinds
+from reread import goals, kinds
 from reread.storage.arrays import Int64Array
 from reread.storage.prepared import Prepared
 
@@ -57,7 +57,10 @@ def sizes(prepared: Prepared, rows: Int64Array) -> Int64Array:
 
 
 def labels(prepared: Prepared, rows: Int64Array | slice, device: torch.device | str = "cpu") -> Tensor:
-    """Return the labels of ``rows``: int64 [n] (single-label) or float32 [n, K] of 0 and 1 (multi-label)."""
+    """Return the targets of ``rows``: int64 [n] (single-label), float32 [n, K] of 0 and 1 (multi-label), or as they are
+    stored."""
+    if goals.beyond_labels(prepared.task):
+        return torch.from_numpy(np.array(prepared.labels[rows])).to(device)
     dtype = torch.float32 if prepared.task == "multi-label" else torch.int64
     return torch.from_numpy(np.array(prepared.labels[rows])).to(device, dtype)
 

@@ -82,7 +82,8 @@ def command(
     ] = None,
     identity: Annotated[str | None, typer.Option("--id", metavar="COLUMN", help="The name of a row.")] = None,
     task: Annotated[
-        Literal["single-label", "multi-label"] | None, typer.Option(help="One label per row or several.")
+        Literal["single-label", "multi-label", "regression"] | None,
+        typer.Option(help="One label per row, several, or a number."),
     ] = None,
     delimiter: Annotated[
         str | None, typer.Option(metavar="CHARACTER", help="Between the values of a CSV or TSV, such as ; or tab.")
@@ -189,7 +190,7 @@ def print_preview(seen: "Preview") -> None:
     for title in ("row", "labels", "split", "text or file"):
         rows.add_column(title, no_wrap=True)
     for row in seen.rows:
-        labels = ", ".join(seen.classes[number] for number in row.labels)
+        labels = ", ".join(seen.named(row.labels))
         text = " ".join(row.text.split())
         short = text if len(text) <= SHOWN_CHARACTERS else f"{text[: SHOWN_CHARACTERS - 1]}…"
         rows.add_row(*map(Text, (row.id, labels, row.split, short)))

@@ -120,6 +120,10 @@ def _answer(model: "LoadedModel", documents: Iterator[str], as_json: bool) -> No
 
 
 def _readable(row: Mapping[str, Any]) -> Iterable[Text | Table]:
+    if "prediction" in row:  # a number
+        yield from _caveats(row)
+        yield Text(f"{row['prediction']:.4g}", style="bold")
+        return
     several = isinstance(row["label"], list)
     label = ", ".join(row["label"]) or "none" if several else row["label"]
     yield from _caveats(row)

@@ -86,21 +86,24 @@ def try_networks(
 
     entry = read_manifest().entry(name)  # before slow imports
 
+    from reread.goals import beyond_labels
     from reread.planning.resolve import make_plan
     from reread.planning.trial import experiment_of, path_of, smallest_difference, tuned, tuning_of, write_experiment
     from reread.planning.tuning import tuning_name
+    from reread.preprocessing.ingest import outputs
 
     tuning = tuning_of(name, entry, epochs, variants, metric)
     first = experiment_of(name, entry, tuning, seeds)
     plans = make_plan(tuning_name(name), content=tuning), make_plan(name, content=first)
-    print(f"{name}: {entry.kind}, {entry.task}, {len(entry.classes)} classes, {entry.rows:,} rows")
+    print(f"{name}: {entry.kind}, {entry.task}, {outputs(entry)}, {entry.rows:,} rows")
     if len(first["seeds"]) < FEWEST_SEEDS:
         print(f"warning: fewer than {FEWEST_SEEDS} seeds decide nothing")
     files = path_of(tuning_name(name)), path_of(name)
     print(f"{'would write' if dry_run else 'writes'} {files[0]}, then {files[1]}")
     seconds = print_estimate(*plans, minutes, dry_run)
-    least, words = smallest_difference(entry.splits["test"]), metric_words(first["metric"])
-    print(f"{entry.splits['test']:,} test rows can show a difference of about {least:.3f} or more in {words}")
+    if not beyond_labels(entry.task):
+        least, words = smallest_difference(entry.splits["test"]), metric_words(first["metric"])
+        print(f"{entry.splits['test']:,} test rows can show a difference of about {least:.3f} or more in {words}")
     if dry_run:
         return None
 
@@ -223,13 +226,20 @@ def print_estimate(tuning: "Plan", final: "Plan", minutes: int | None, dry_run: 
 
 def print_champion(name: str, report: Path) -> None:
     """Print the champion of the data set, and how to predict with it and serve it."""
+    from reread import kinds
+    from reread.evaluation.summary import champion_of
     from reread.preprocessing.manifest import Manifest
     from reread.storage.files import read_json
     from reread.tracking.registry import champion_tags
 
-    champion = champion_tags(name)
-    metric = champion.get("validation.metric") or read_json(report / "metrics.json")["champions"][name]["metric"]
+    metrics = read_json(report / "metrics.json")
     print(f"\nReport: {report / 'report.html'}")
+    best, _ = champion_of(name, metrics)
+    if best in kinds.baselines() and kinds.baselines()[best].serve is None:
+        print(f"Champion: {best}, which cannot be served: `reread predict --data {name}` names the versions that can")
+        return
+    champion = champion_tags(name)
+    metric = champion.get("validation.metric") or metrics["champions"][name]["metric"]
     score = float(champion["validation.score"])
     print(f"Champion: {champion['variant']}, validation {metric_words(metric)} {score:.4f}")
     if Manifest.load().entry(name).kind == "text":

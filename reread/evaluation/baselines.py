@@ -313,5 +313,6 @@ def _digest(inputs: Sequence[str] | np.ndarray, labels: np.ndarray) -> str:
         for text in inputs:
             data = text.encode("utf-8", "surrogatepass")
             digest.update(len(data).to_bytes(8, "big") + data)
-    digest.update(np.ascontiguousarray(labels, dtype=np.int64).tobytes())
+    whole_numbers = np.issubdtype(np.asarray(labels).dtype, np.integer)
+    digest.update(np.ascontiguousarray(labels, dtype=np.int64 if whole_numbers else np.float64).tobytes())
     return digest.hexdigest()

@@ -98,7 +98,9 @@ def subjects(
         of_data = [
             one
             for one in records
-            if one.data == data and (one.description["task"] == "single-label" or one.has_probabilities(split))
+            if one.data == data
+            and goal(one.description["task"]).output_titles()
+            and (one.description["task"] == "single-label" or one.has_probabilities(split))
         ]
         if not of_data:
             continue

@@ -38,6 +38,7 @@ def summarise(
         mine = sorted((record for record in records if record.variant == name), key=lambda record: record.seed)
         if mine:
             variants[name] = summarise_variant(experiment["variants"][name], mine, splits, experiment.get("metric"))
+    tasks = {record.data: record.description["task"] for record in records}
     choice = {"tuned": tuned(experiment["trials"], variants)} if experiment.get("trials") else {}
     again = without_repeated(records, baselines, repeated or {})
     return rounded(
@@ -46,7 +47,7 @@ def summarise(
             "evaluated_on": splits[-1],
             "variants": variants,
             "baselines": {
-                data: {name: summarise_baseline(found, splits) for name, found in mine.items()}
+                data: {name: summarise_baseline(found, splits, tasks[data]) for name, found in mine.items()}
                 for data, mine in sorted(baselines.items())
             },
             "champions": champions(variants),
@@ -163,9 +164,8 @@ def best_seed(seeds: Mapping[str, Mapping[str, Any]], score: str) -> int:
     return int(max(seeds, key=rank))
 
 
-def summarise_baseline(baseline: Baseline, splits: Sequence[str]) -> dict[str, Any]:
+def summarise_baseline(baseline: Baseline, splits: Sequence[str], task: str) -> dict[str, Any]:
     """Summarise a baseline: the same metrics as a variant's, one fit and no seeds."""
-    task = "single-label" if "accuracy" in baseline.metrics["validation"] else "multi-label"
     return {
         "name": baseline.name,
         "parameters": baseline.parameters,

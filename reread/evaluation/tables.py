@@ -87,9 +87,9 @@ def calibration(records: Sequence[RunRecord], split: str, baselines: Baselines) 
     rows = [
         {"data": data, "variant": name, **row}
         for data, name, metrics, _ in measured_on(records, baselines, split)
-        for row in metrics["calibration"]
+        for row in metrics.get("calibration", ())  # a number has no confidence
     ]
-    table = pd.DataFrame(rows)
+    table = pd.DataFrame(rows, columns=["data", "variant", "low", "high", "count", "confidence", "accuracy"])
     for column in ("confidence", "accuracy"):
         table[column] = table[column].astype(float).fillna(0.0) * table["count"]
     groups = table.groupby(["data", "variant", "low", "high"], sort=False)
@@ -106,7 +106,7 @@ def confusion(records: Sequence[RunRecord], split: str, baselines: Baselines) ->
     """
     rows = []
     for data, variant, metrics, classes in measured_on(records, baselines, split):
-        if isinstance(metrics["confusion"], list):
+        if isinstance(metrics.get("confusion"), list):
             for truth, counts in zip(classes, metrics["confusion"], strict=True):
                 rows += [[data, variant, "", truth, guess, count] for guess, count in zip(classes, counts, strict=True)]
     for data, variant, truths, guesses, classes in labels_predicted(records, baselines, split):

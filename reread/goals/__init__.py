@@ -12,6 +12,7 @@ Shape legend: m items of a split, K outputs (classes, or the names of numbers), 
 import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -24,6 +25,8 @@ Array = np.ndarray[Any, Any]
 Resampled = Callable[[Array], Array]
 
 REGISTRY = Registry("reread.goals", "task", requires=("GOAL",))
+# Tasks whose targets are class numbers.
+LABELS = ("single-label", "multi-label")
 # The array of items.npz that every metric can be computed of.
 PREDICTIONS = "scores"
 
@@ -121,6 +124,17 @@ class Goal:
         """Return the targets of rows as an array whose first axis is the rows."""
         raise NotImplementedError
 
+    def fault(self, labels: Sequence[Any]) -> str:
+        """Return what is wrong with a row's labels as a data set stores them, in words; "" where nothing is.
+
+        Asked where ``beyond_labels``.
+        """
+        raise NotImplementedError
+
+    def description(self, targets: Array) -> dict[str, Any]:
+        """Return what prepared.json says of the training split's targets, for objectives; where ``beyond_labels``."""
+        return {}
+
     def measure(
         self, predictions: Mapping[str, Array], targets: Mapping[str, Array], outputs: Sequence[str]
     ) -> dict[str, dict[str, Any]]:
@@ -184,6 +198,14 @@ def available() -> list[str]:
     return [name.replace("_", "-") for name in REGISTRY.available()]
 
 
+def beyond_labels(task: str) -> bool:
+    """Return whether a task asks for something other than one label or several.
+
+    Keys leave its branches out (reread/storage/numeric.py): those of such a task have its goal's module instead.
+    """
+    return task not in LABELS
+
+
 def module_of(task: str) -> str:
     """Return the dotted name of the module that has a task's goal; nothing is imported."""
     return f"{REGISTRY.package}.{task.replace('-', '_')}"
@@ -244,6 +266,25 @@ def bounds(name: str) -> tuple[float, float]:
 
 def higher_is_better(name: str) -> bool:
     return name not in _known() or _known()[name].higher_is_better
+
+
+def target_form(task: str, rows: int, outputs: int) -> tuple[type[np.generic], tuple[int, ...]]:
+    """Return the dtype and the shape of the targets of so many rows."""
+    form = goal(task).targets([[0] * outputs], outputs)
+    return form.dtype.type, (rows, *form.shape[1:])
+
+
+def refuse_targets(targets: Array, rows: int, task: str, outputs: int, where: Path) -> None:
+    """Raise InputError where the targets of a task beyond labels have another shape or dtype, or one cannot be."""
+    dtype, shape = target_form(task, rows, outputs)
+    if targets.dtype != dtype or targets.shape != shape:
+        raise InputError(
+            f"{where}: targets are {np.dtype(dtype)} {list(shape)}, got {targets.dtype} {list(targets.shape)}: "
+            "convert them"
+        )
+    for row, target in enumerate(targets.tolist()):
+        if fault := goal(task).fault(target):
+            raise InputError(f"{where}: the target of row {row} is {target}: {fault}")
 
 
 def refuse_unmeasurable(prediction: Array, expected: tuple[int, int]) -> None:

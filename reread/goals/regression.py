@@ -11,6 +11,9 @@ from typing import Any
 import numpy as np
 
 from reread.goals import Array, Goal, Metric
+from reread.storage.errors import InputError
+
+LARGEST = float(np.finfo(np.float32).max)
 
 
 def squares(prediction: Array, target: Array) -> Array:
@@ -54,6 +57,19 @@ class Regression(Goal):
     def targets(self, labels: Sequence[Sequence[float]], outputs: int) -> Array:
         """Return the numbers of rows as float32 [m, 1]."""
         return np.array(labels, dtype=np.float32).reshape(len(labels), outputs)
+
+    def fault(self, labels: Sequence[Any]) -> str:
+        number = labels[0] if len(labels) == 1 else None
+        if isinstance(number, int | float) and not isinstance(number, bool) and abs(number) <= LARGEST:
+            return ""
+        return "it must be one finite number"
+
+    def description(self, targets: Array) -> dict[str, Any]:
+        """Return the mean and deviation by which objectives standardise; InputError where all are equal."""
+        values = np.asarray(targets, np.float64)
+        if not values.std():
+            raise InputError("all rows of the training split have the same number: there is nothing to learn")
+        return {"target_mean": float(values.mean()), "target_deviation": float(values.std())}
 
     def columns(self, predictions: Array, outputs: Sequence[str]) -> dict[str, list[Any]]:
         """Return ``prediction``, the number of each row."""

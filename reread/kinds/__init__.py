@@ -32,6 +32,7 @@ class Baseline:
     grid      values of its regularisation C, from the strongest on; validation chooses one
     features  f(raw rows by split) -> features by split
     fit       f(features, labels by split, classes, task, C) -> reread.evaluation.baselines.Fitted
+    tasks     of the data that it reads
     serve     f(state of features and fit, classes, task) -> f(raw rows) -> float32 probabilities [n, K], as
               reread/evaluation/linear_models.py has them; None: it is not served
     """
@@ -42,6 +43,7 @@ class Baseline:
     features: Entry
     fit: Entry
     serve: Entry | None = None
+    tasks: tuple[str, ...] = ("single-label", "multi-label")
 
 
 @dataclass(frozen=True)
@@ -237,6 +239,11 @@ def reader(name: str) -> type[Reader]:
 def module_of(entry: Entry) -> str:
     """Return the dotted name of the module that defines ``entry``; nothing is imported."""
     return entry.partition(":")[0] if isinstance(entry, str) else entry.__module__
+
+
+def baselines_of(name: str, task: str) -> list[Baseline]:
+    """Return the baselines of a kind that read data of a task; the first is the usual one."""
+    return [baseline for baseline in kind(name).baselines if task in baseline.tasks]
 
 
 def baselines() -> dict[str, Baseline]:

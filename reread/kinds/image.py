@@ -40,5 +40,22 @@ KIND = Kind(
             fit="reread.evaluation.baselines:logistic_regression",
             serve="reread.evaluation.linear_models:serve_pixels",
         ),
+        Baseline(
+            name="ridge",
+            title="ridge regression over pixels",
+            grid=(0.00001, 0.0001, 0.0003, 0.001, 0.003, 0.01, 0.1, 1.0),
+            features="reread.evaluation.baselines:pixel_features",
+            fit="reread.evaluation.regressors:ridge",
+            serve="reread.evaluation.regressors:serve_pixels",
+            tasks=("regression",),
+        ),
+        Baseline(
+            name="boosting",
+            title="gradient boosting over pixels",
+            grid=(0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0),
+            features="reread.evaluation.baselines:pixel_features",
+            fit="reread.evaluation.regressors:boosting",
+            tasks=("regression",),
+        ),
     ),
 )

@@ -105,6 +105,23 @@ KIND = Kind(
             serve="reread.evaluation.linear_models:serve_bigrams",
         ),
         Baseline(
+            name="tf-idf-ridge",
+            title="TF-IDF + ridge regression",
+            grid=(0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0),
+            features="reread.evaluation.baselines:word_features",
+            fit="reread.evaluation.regressors:ridge",
+            serve="reread.evaluation.regressors:serve_words",
+            tasks=("regression",),
+        ),
+        Baseline(
+            name="tf-idf-boosting",
+            title="gradient boosting on TF-IDF",
+            grid=(0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0),
+            features="reread.evaluation.regressors:reduced_word_features",
+            fit="reread.evaluation.regressors:boosting",
+            tasks=("regression",),
+        ),
+        Baseline(
             name="char-svm",
             title="SVM on character n-grams",
             grid=(0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0),

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import models
+from models.objectives import DEFAULT
 from reread import kinds
 from reread.goals import goal, higher_is_better
 from reread.planning import keys
@@ -52,8 +53,8 @@ def make_plan(
     resolved = {}
     for name, settings in chosen.variants.items():
         with _naming(f"experiment '{experiment}', variant '{name}'"):
-            kind = known[settings.data].kind if settings.data in known else None
-            resolved[name] = _resolve(name, settings, kind, manifest_path)
+            about = _about(known[settings.data]) if settings.data in known else None
+            resolved[name] = _resolve(name, settings, about, manifest_path)
     used = dict.fromkeys(variant.data for variant in resolved.values())
     plan = Plan(
         **chosen.design(),
@@ -80,9 +81,7 @@ def with_data(plan: Plan, manifest_path: Path = MANIFEST_PATH) -> Plan:
 
     def known(variants: Mapping[str, Variant]) -> dict[str, Variant]:
         return {
-            name: _with_prepared_key(variant, new[variant.data]["kind"], manifest_path)
-            if variant.data in new
-            else variant
+            name: _with_data(variant, new[variant.data], manifest_path) if variant.data in new else variant
             for name, variant in variants.items()
         }
 
@@ -128,8 +127,8 @@ def _select(experiment: Experiment, names: list[str] | None, seeds: Iterable[int
     )
 
 
-def _resolve(name: str, settings: VariantSettings, kind: str | None, manifest_path: Path) -> Variant:
-    """Check the settings of a variant and fill in their defaults. ``kind`` is None for data that is not ingested."""
+def _resolve(name: str, settings: VariantSettings, about: Mapping[str, str] | None, manifest_path: Path) -> Variant:
+    """Check the settings of a variant and fill in their defaults. ``about`` is None for data that is not ingested."""
     network = read(models.settings_class(settings.model), settings.network, "network")
     training = read(TrainingSettings, settings.training, "training")
     variant = Variant(
@@ -141,11 +140,20 @@ def _resolve(name: str, settings: VariantSettings, kind: str | None, manifest_pa
         training=to_json(training),
         prepared_key=None,
     )
-    if kind is not None:
-        return _with_prepared_key(variant, kind, manifest_path)
+    if about is not None:
+        return _with_data(variant, about, manifest_path)
     # The kind that the model reads, if it reads one alone, is the data's until the data says it itself.
     kind = models.kind(settings.model)
     return variant if kind is None else _with_preprocessing(variant, kind)
+
+
+def _with_objective(variant: Variant, task: str) -> Variant:
+    """Return the variant with the objective of its data's goal in place of that of labels."""
+    wanted = goal(task).objective
+    if variant.training["objective"]["name"] != DEFAULT["name"] or wanted == DEFAULT["name"]:
+        return variant
+    objective = to_json(read(TrainingSettings, {"objective": {"name": wanted}}, "training"))["objective"]
+    return dataclasses.replace(variant, training={**variant.training, "objective": objective})
 
 
 def _with_preprocessing(variant: Variant, kind: str) -> Variant:
@@ -153,8 +161,9 @@ def _with_preprocessing(variant: Variant, kind: str) -> Variant:
     return dataclasses.replace(variant, preprocessing=to_json(typed))
 
 
-def _with_prepared_key(variant: Variant, kind: str, manifest_path: Path) -> Variant:
-    variant = _with_preprocessing(variant, kind)
+def _with_data(variant: Variant, about: Mapping[str, str], manifest_path: Path) -> Variant:
+    """Return the variant with what its data decides: preprocessing, objective and the key of its arrays."""
+    variant = _with_objective(_with_preprocessing(variant, about["kind"]), about["task"])
     key = prepared_key(variant.data, variant.preprocessing, manifest_path)
     return dataclasses.replace(variant, prepared_key=key)
 
@@ -187,9 +196,8 @@ def _check(plan: Plan, known: Mapping[str, DataSetEntry]) -> None:
             sides = networks(comparison)
             if "reference" not in comparison:
                 sides = [comparison["treatment"], comparison["control"]]
-            refuse_unknown(
-                sides, (*plan.variants, *(baseline.name for baseline in kinds.kind(about["kind"]).baselines)), where
-            )
+            baselines = [baseline.name for baseline in kinds.baselines_of(about["kind"], about["task"])]
+            refuse_unknown(sides, (*plan.variants, *baselines), where)
             metrics = goal(about["task"]).comparison_metrics(known[data].classes)
             refuse_unknown([comparison["metric"]], metrics, f"{where}, metric")
             reference = comparison.get("reference", 0.0)

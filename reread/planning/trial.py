@@ -105,7 +105,7 @@ def experiment_of(
     variants = {
         one: {key: section[key] for key in section if key != "grid"} for one, section in tuning["variants"].items()
     }
-    baseline = kinds.kind(entry.kind).baselines[0].name
+    baseline = kinds.baselines_of(entry.kind, entry.task)[0].name
     earlier = written(name).get("seeds", list(range(SEEDS)))
     return {
         "title": f"{name}: networks and baselines that read it",
@@ -132,7 +132,7 @@ def smallest_difference(rows: int, accuracy: float = 0.9) -> float:
 def comparison(name: str, network: str, baseline: str, metric: str) -> dict[str, str]:
     return {
         "name": "network-or-baseline",
-        "claim": f"{network} classifies {name} better than {baseline}.",
+        "claim": f"{network} reads {name} better than {baseline}.",
         "source": "the best network and baseline of the tuning, on the validation split",
         "treatment": network,
         "control": baseline,

@@ -59,7 +59,7 @@ class Columns:
         several = f", several per row{between}"
         parts = {
             "text" if self.kind == "text" else "image": ", then ".join(self.content),
-            "label": ", ".join(self.labels) + (several if self.task == "multi-label" else ""),
+            "label": ", ".join(self.labels) + {"multi-label": several, "regression": ", a number"}.get(self.task, ""),
             "split": self.split or "none: rows are split by their content, 70 % train, 15 % validation, 15 % test",
             "group": f"{self.group or 'none'}{GROUP_GUESSED if self.group_guessed else ''}",
             "id": self.id or "none: the number of the row",
@@ -155,9 +155,11 @@ def guess_columns(
     if file and 0 < len(others) < len(values):
         raise InputError(f"{where} has images and other files, such as {others[0]}: remove those of one kind")
     separator = None
+    if len(labels) > 1 and task == "regression":
+        raise InputError(f"{where}: --label has {', '.join(labels)}, and a regression has one number: give one column")
     if len(labels) > 1:
         task = task or "multi-label"
-    elif task != "single-label":
+    elif task not in ("single-label", "regression"):
         separator = _separator([row.get(labels[0]) for row in head])
         task = task or ("multi-label" if separator else "single-label")
     return Columns(

@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from reread import goals
 from reread.kinds.text import Settings as TextSettings
 from reread.kinds.text import WordVectors
 from reread.preprocessing import tokenised, tokenizer
@@ -182,13 +183,15 @@ def _make_arrays(data: TextDataSet, rows: int, words: int, kept_sentences: int, 
     """Create the files of the arrays; the blocks' rows are written into them."""
     _refuse_too_large(rows, words, kept_sentences, f"preprocessing.{data.name}.length_quantile", working)
     several = data.entry.task == "multi-label"
-    shapes = {
+    shapes: dict[str, tuple[Any, tuple[int, ...]]] = {
         "tokens": (np.int32, (words,)),
         "word_counts": (np.int32, (rows, kept_sentences)),
         "sentence_counts": (np.int32, (rows,)),
         "labels": (np.uint8, (rows, len(data.entry.classes))) if several else (np.int32, (rows,)),
         "raw_indices": (np.int64, (rows,)),
     }
+    if goals.beyond_labels(data.entry.task):
+        shapes["labels"] = goals.target_form(data.entry.task, rows, len(data.entry.classes))
     for name, (dtype, shape) in shapes.items():
         np.lib.format.open_memmap(working / f"{name}.npy", mode="w+", dtype=dtype, shape=shape)
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from reread import goals
 from reread.kinds import RawDataSet
 from reread.preprocessing.download import find_archive
 from reread.preprocessing.manifest import (
@@ -126,7 +127,7 @@ def data_card(data: RawDataSet) -> str:
         "",
         f"- Source: {entry.source}",
         f"- Licence: {entry.licence}",
-        f"- Kind: {entry.kind}, {entry.task}, {len(entry.classes)} classes, {entry.rows} rows",
+        f"- Kind: {entry.kind}, {entry.task}, {outputs(entry)}, {entry.rows} rows",
         f"- Version: {entry.version} (sha256 of the content, whatever its order)",
         *([f"- Groups: {len(groups[1])}, none of them in two splits"] if groups else []),
         *(f"- Made of: {package} {version}" for package, version in entry.packages.items()),
@@ -145,12 +146,21 @@ def data_card(data: RawDataSet) -> str:
 def sizes(entry: DataSetEntry) -> str:
     """Say in a line how large a data set is: rows by split, classes, and its version."""
     rows = ", ".join(f"{entry.splits[split]} {split}" for split in SPLITS)
-    return f"{rows} rows, {len(entry.classes)} classes, version {entry.version[:12]}"
+    return f"{rows} rows, {outputs(entry)}, version {entry.version[:12]}"
+
+
+def outputs(entry: DataSetEntry) -> str:
+    """Say what is asked of a row: "9 classes", or the number's name."""
+    if goals.beyond_labels(entry.task):
+        return ", ".join(entry.classes)
+    return f"{len(entry.classes)} classes"
 
 
 def class_counts(data: RawDataSet) -> np.ndarray:
     """Return how many rows of each split have each class, int [K, 3]."""
     labels, several = data.labels, data.entry.task == "multi-label"
+    if goals.beyond_labels(data.entry.task):
+        labels = np.zeros(len(labels), int)  # the one output has all rows
     member = labels == 1 if several else labels[:, None] == np.arange(len(data.entry.classes))
     return np.stack([member[data.split == number].sum(axis=0) for number in range(len(SPLITS))], axis=1)
 

@@ -9,13 +9,13 @@ Shape legend: N rows, n of them, K classes.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from reread import kinds
+from reread import goals, kinds
 from reread.preprocessing.sources import SOURCES, how_to_make
 from reread.storage.errors import InputError, nearest, refuse_unknown
 from reread.storage.files import read_json, sha256_file, write_json
@@ -75,6 +75,9 @@ class DataSetEntry:
         if missing:
             raise InputError(f"{where} has no '{missing[0]}': restore the file from git")
         refuse_unknown([value["kind"]], kinds.available(), f"{where}, kind")
+        if goals.beyond_labels(value["task"]):
+            refuse_unknown([value["task"]], goals.available(), f"{where}, task")
+            return replace(cls.from_json({**value, "task": TASKS[0]}, where), task=value["task"])
         refuse_unknown([value["task"]], TASKS, f"{where}, task")
         refuse_unknown([value.get("groups") or STORED], [STORED, *SOURCES.available()], f"{where}, groups")
         for name, expected in (("classes", (list, tuple)), ("files", dict), ("splits", dict)):
@@ -151,7 +154,10 @@ def forget(name: str, manifest_path: Path = MANIFEST_PATH) -> None:
 
 
 def encode_labels(labels: Sequence[Sequence[int]], task: str, class_count: int) -> np.ndarray:
-    """Encode each row's class numbers as int32 [N] (single-label) or uint8 [N, K] of zeros and ones (multi-label)."""
+    """Encode each row's class numbers as int32 [N] (single-label) or uint8 [N, K] of zeros and ones (multi-label), or
+    what its task's goal makes of it."""
+    if goals.beyond_labels(task):
+        return goals.goal(task).targets(labels, class_count)
     if task == "single-label":
         return np.array([row[0] for row in labels], dtype=np.int32)
     encoded = np.zeros((len(labels), class_count), dtype=np.uint8)
@@ -165,6 +171,9 @@ def check_corpus(labels: np.ndarray, entry: DataSetEntry, where: Path | str) -> 
 
     ``labels`` as encode_labels returns them.
     """
+    if goals.beyond_labels(entry.task):
+        check_census(len(labels), len(np.unique(labels)), entry.splits, where)
+        return
     present = len(np.unique(labels)) if entry.task == "single-label" else len(entry.classes)
     check_census(len(labels), present, entry.splits, where)
 

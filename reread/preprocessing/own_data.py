@@ -96,6 +96,10 @@ class Preview:
     splits: dict[str, int]
     dropped: Mapping[str, int]
 
+    def named(self, labels: tuple[Any, ...]) -> list[str]:
+        """Return a row's labels by their names, or its number."""
+        return [f"{one:g}" if isinstance(one, float) else self.classes[one] for one in labels]
+
     def to_json(self) -> dict[str, Any]:
         by_split = (dict(zip(SPLITS, row, strict=True)) for row in self.counts.tolist())
         return {
@@ -135,8 +139,13 @@ class Table:
         return shown.lines()
 
     def labels_of(self, row: Row, where: str) -> list[str]:
-        """Return the names of a row's labels; none where the cell is empty. InputError for one that cannot be."""
+        """Return the names of a row's labels; none where the cell is empty. InputError for one that cannot be.
+
+        Of a regression that is the name of the column, whose value is ``number_of``.
+        """
         columns = self.columns
+        if columns.task == "regression":
+            return [] if self.number_of(row, where) is None else [columns.labels[0]]
         if len(columns.labels) > 1:
             found = []
             for name in columns.labels:
@@ -163,6 +172,16 @@ class Table:
         if not isinstance(value, str):
             raise InputError(f"{where}, column '{column}': {value!r} is no text")
         return value
+
+    def number_of(self, row: Row, where: str) -> float | None:
+        """Return the number of a row; None where the cell is empty or a missing value. InputError for other texts."""
+        value = _plain(row.get(self.columns.labels[0]))
+        if not value or value.casefold() in LIKE_MISSING:
+            return None
+        try:
+            return float(value)
+        except ValueError:
+            raise InputError(f"{where}, column '{self.columns.labels[0]}': {value!r} is no number") from None
 
     def content_of(self, row: Row, where: str) -> str:
         """Return a row's text, or the name of its image; texts of several columns are joined by line breaks."""
@@ -366,7 +385,7 @@ def _chosen(
     if len(classes) > MOST_CLASSES:
         raise InputError(
             f"{table.path}: column '{table.columns.labels[0]}' has {len(classes):,} different values: that is no "
-            "class, give another column by --label"
+            "class, give another column by --label, or --task regression where it has numbers"
         )
     for what, where in scan.first_noted.items():
         say(f"warning: {_rows(scan.noted[what])} {what}, the first is {where}")
@@ -444,7 +463,8 @@ def _scan(table: Table) -> _Scan:
 
 def _labels_in_cells(table: Table) -> bool:
     """Return whether labels are values of cells: folders and columns of 0 and 1 have names that somebody has given."""
-    return not has_class_folders(table.path) and len(table.columns.labels) == 1
+    named = has_class_folders(table.path) or len(table.columns.labels) > 1
+    return not named and table.columns.task != "regression"
 
 
 def _note_cells(scan: _Scan, table: Table, row: Row, labels: list[str], where: str) -> None:
@@ -457,8 +477,10 @@ def _note_cells(scan: _Scan, table: Table, row: Row, labels: list[str], where: s
     elif columns.task == "multi-label":
         if not labels:
             scan.note("without any label, which is kept", where)
-    elif (value := row.get(columns.labels[0])) != labels[0] and isinstance(value, str):
-        scan.note(f"with spaces around the label '{labels[0]}', which are left out", where)
+    elif columns.task == "single-label":
+        value = row.get(columns.labels[0])
+        if isinstance(value, str) and value != labels[0]:
+            scan.note(f"with spaces around the label '{labels[0]}', which are left out", where)
 
 
 def _file_bytes(table: Table, value: str, where: str) -> bytes:
@@ -532,7 +554,9 @@ def _kept_rows(
     for number, (where, row) in enumerate(read_table(table.path, table.dialect)):
         if place == len(numbers) or numbers[place] != number:
             continue
-        labels = tuple(sorted(places[label] for label in table.labels_of(row, where)))
+        labels: tuple[Any, ...] = tuple(sorted(places[label] for label in table.labels_of(row, where)))
+        if (number_of_row := table.number_of(row, where) if table.columns.task == "regression" else None) is not None:
+            labels = (number_of_row,)
         text = table.content_of(row, where)
         group = table.group_of(row, number, where)
         yield where, Document(table.id_of(row, number), labels, SPLITS[splits[place]], text, group)
@@ -566,7 +590,9 @@ class _Census:
         if document.group is not None:
             self.groups += self.group_names.setdefault(document.group, len(self.group_names)).to_bytes(8, "little")
         self.split.append(SPLITS.index(document.split))
-        self.counts[list(document.labels), self.split[-1]] += 1
+        # Of a regression, the one output counts all rows.
+        classes = [0] if self.about.task == "regression" else list(document.labels)
+        self.counts[classes, self.split[-1]] += 1
         return line
 
     def splits(self) -> dict[str, int]:
@@ -582,7 +608,7 @@ class _Census:
             refuse_shared_groups(np.frombuffer(self.groups, np.int64), list(self.group_names), splits, name)
         several = self.about.task == "multi-label"
         present = len(self.about.classes) if several else int(self.counts.any(axis=1).sum())
-        check_census(len(self.split), present, self.splits(), name)
+        check_census(len(self.split), 2 if self.about.task == "regression" else present, self.splits(), name)
 
 
 def _write_documents(name: str, directory: Path, rows: Iterator[tuple[str, Document]], about: About) -> DataSetEntry:
@@ -646,7 +672,11 @@ def _add_images(
 ) -> DataSetEntry:
     """Read the images into a memory-mapped array and add them. InputError names one that is broken or of other size."""
     several = about.task == "multi-label"
-    labels = np.zeros((count, len(about.classes)), np.uint8) if several else np.zeros(count, np.int32)
+    labels: np.ndarray[Any, Any] = np.zeros(count, np.int32)
+    if several:
+        labels = np.zeros((count, len(about.classes)), np.uint8)
+    elif about.task == "regression":
+        labels = np.zeros((count, 1), np.float32)
     split = np.zeros(count, np.uint8)
     groups: list[str | None] = []
     images: np.ndarray | None = None

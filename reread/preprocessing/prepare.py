@@ -8,12 +8,13 @@ never made twice, and no array is ever changed. reread/storage/prepared.py descr
 import importlib.metadata
 import shutil
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from reread import kinds
+from reread import goals, kinds
 from reread.preprocessing import tokenised, tokenizer
 from reread.preprocessing.manifest import DATA_DIRECTORY, MANIFEST_PATH, Manifest, open_data_set
 from reread.preprocessing.raw import refuse_shared_groups
@@ -48,6 +49,9 @@ def prepared_key(name: str, settings: Mapping[str, Any] | None, manifest_path: P
     written out. InputError for an unknown data set, an unknown setting or a value out of its range.
     """
     entry = Manifest.load(manifest_path).entry(name)
+    if goals.beyond_labels(entry.task):  # the code that makes its targets counts as its content does
+        source = numeric_digest([goals.module_of(entry.task)], without=LEFT_OUT)
+        entry = replace(entry, version=content_key([entry.version, source]))
     kind, typed = kinds.kind(entry.kind), settings_for(entry.kind, name, settings)
     if tokenizer.asked(typed):
         return tokenised.key(prepared_key(name, {**(settings or {}), "tokenizer": None}, manifest_path), typed)
@@ -106,6 +110,9 @@ def prepare(
         with published_directory(directory, replace=fresh) as working:
             about = kinds.load(kinds.kind(entry.kind).prepare)(data, typed, working)
             write_groups(data, working)
+            if goals.beyond_labels(entry.task):
+                targets = np.load(working / "labels.npy", allow_pickle=False)[slice(*about["splits"]["train"])]
+                about |= goals.goal(entry.task).description(targets)
             description = {
                 "schema": SCHEMA,
                 "name": name,

@@ -19,12 +19,11 @@ from typing import Any
 
 import numpy as np
 
-from reread import kinds
+from reread import goals, kinds
 from reread.preprocessing.manifest import (
     DATA_DIRECTORY,
     MANIFEST_PATH,
     STORED,
-    TASKS,
     DataSetEntry,
     FileEntry,
     Manifest,
@@ -155,7 +154,7 @@ def write_rows(name: str, directory: Path, rows: Any) -> DataSetEntry:
 
 def check_about(about: About, where: str) -> None:
     """Raise InputError for a task that there is not, and for classes that are no distinct names."""
-    refuse_unknown([about.task], TASKS, f"{where}, task")
+    refuse_unknown([about.task], goals.available(), f"{where}, task")
     for number, one in enumerate(about.classes):
         if not isinstance(one, str) or not one.strip():
             raise InputError(f"{where}: class {number} is {one!r}: it must be a name")

@@ -13,6 +13,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from reread import goals
 from reread.kinds import RawRows
 from reread.preprocessing.manifest import STORED, DataSetEntry, check_corpus
 from reread.preprocessing.raw import About, number_groups
@@ -100,6 +101,9 @@ def check_images(
 ) -> None:
     """Raise InputError where a shape, dtype, label or split does not fit ImageDataSet."""
     rows = len(images)
+    if goals.beyond_labels(task):
+        goals.refuse_targets(labels, rows, task, classes, where / LABELS)
+        labels, task, classes = np.zeros(rows, np.int32), "single-label", 1
     shape, dtype, highest = (
         ((rows,), np.int32, classes - 1) if task == "single-label" else ((rows, classes), np.uint8, 1)
     )
@@ -120,6 +124,8 @@ def check_images(
 def with_stored_types(rows: ImageRows) -> ImageRows:
     """Return the rows with labels and splits of any integer type as they are stored; InputError for other values."""
     stored: dict[str, Any] = {}
+    if goals.beyond_labels(rows.about.task):
+        return replace(rows, split=np.asarray(rows.split, np.uint8))
     for name, array, dtype in (
         ("labels", rows.labels, np.int32 if rows.about.task == "single-label" else np.uint8),
         ("split", rows.split, np.uint8),
@@ -175,6 +181,11 @@ def write(name: str, directory: Path, rows: ImageRows) -> RawRows:
         hashlib.sha256(shape + split.tobytes() + label.astype("<i4").tobytes() + image.tobytes()).digest()
         for image, label, split in zip(np.asarray(rows.images), rows.labels, rows.split, strict=True)
     ]
+    if goals.beyond_labels(about.task):
+        digests = [
+            hashlib.sha256(digest + target.tobytes()).digest()
+            for digest, target in zip(digests, rows.labels, strict=True)
+        ]
     if groups is not None:
         digests = [
             hashlib.sha256(digest + group.encode()).digest() for digest, group in zip(digests, groups, strict=True)

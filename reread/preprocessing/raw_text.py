@@ -17,6 +17,7 @@ from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
+from reread import goals
 from reread.kinds import RawRows
 from reread.preprocessing.manifest import STORED, DataSetEntry, encode_labels
 from reread.preprocessing.raw import About, number_groups
@@ -31,10 +32,11 @@ WORD = re.compile(r"\w+")
 
 
 class Document(NamedTuple):
-    """One row of a text data set. ``labels`` are class numbers: exactly one where the task is single-label."""
+    """One row of a text data set. ``labels`` are class numbers: exactly one where the task is single-label. Of a
+    regression they are its number."""
 
     id: str
-    labels: tuple[int, ...]
+    labels: tuple[Any, ...]
     split: str
     text: str
     group: str | None = None
@@ -142,6 +144,10 @@ def check_document(document: Document, task: str, class_count: int, where: str) 
         raise InputError(
             f"{where}: split '{document.split}' of document '{document.id}' is not one of {', '.join(SPLITS)}"
         )
+    if goals.beyond_labels(task):
+        if fault := goals.goal(task).fault(document.labels):
+            raise InputError(f"{where}: labels of document '{document.id}' are {list(document.labels)}: {fault}")
+        return
     if task == "single-label" and len(document.labels) != 1:
         raise InputError(f"{where}: document '{document.id}' has {len(document.labels)} labels, the task allows one")
     for label in document.labels:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
+from reread import goals
 from reread.preprocessing.manifest import check_census
 from reread.preprocessing.raw_text import DOCUMENTS, TextDataSet
 from reread.storage.errors import InputError
@@ -93,6 +94,9 @@ class Census:
 
     def check(self, data: TextDataSet) -> None:
         """Raise InputError where nothing can be learned from the rows."""
+        if goals.beyond_labels(data.entry.task):
+            check_census(self.rows, len(self.classes), data.entry.splits, data.directory / DOCUMENTS)
+            return
         classes = len(self.classes) if data.entry.task == "single-label" else len(data.entry.classes)
         check_census(self.rows, classes, data.entry.splits, data.directory / DOCUMENTS)
         refuse_one_class(data.name, self.training_labels)

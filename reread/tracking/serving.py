@@ -29,6 +29,7 @@ NETWORK, BASELINE = "network", "baseline"
 # What opens each, beside the modules that compute its answers.
 NETWORK_CODE, BASELINE_CODE = ["reread.tracking.network_predictor"], ["reread.tracking.baseline_predictor"]
 CARD = "model_card.md"
+ALWAYS_A_NUMBER = "- Gives a number to anything that it is shown; it does not know when it has not seen the like."
 ALWAYS_ANSWERS = (
     "- Gives one of these labels to anything that it is shown; it does not know when it has not seen the like."
 )
@@ -178,13 +179,10 @@ def baseline_card(
     name: str, baseline: "Baseline", description: Mapping[str, Any], data_set: str, data: Mapping[str, Any]
 ) -> str:
     """Return the card of a baseline as markdown; the arguments as ``model_card`` has them."""
-    several = description["task"] == "multi-label"
     lines = [
         f"# {name} on {data_set}",
         "",
-        f"{baseline.name}: reads {kinds.kind(description['kind']).reads} and gives "
-        f"{'any number of' if several else 'one'} of {len(description['classes'])} labels: "
-        f"{', '.join(description['classes'])}.",
+        f"{baseline.name}: reads {kinds.kind(description['kind']).reads} and gives {given(description)}.",
         f"Regularisation C = {baseline.chosen:g}, the best of {len(baseline.grid)} on the validation split.",
         *_data_lines(description, data_set, data),
         "## Results",
@@ -197,9 +195,24 @@ def baseline_card(
             f"| {split}.{metric} | {value:.4f} |" for metric, value in metrics.items() if isinstance(value, float)
         ]
     lines += ["", "It is fitted once: another fit gives the same.", "", "## Limits", ""]
-    lines += [AT_THRESHOLD] if several else []
-    lines.append(ALWAYS_ANSWERS)
+    lines += limits(description)
     return "\n".join(lines) + "\n"
+
+
+def given(description: Mapping[str, Any]) -> str:
+    """Return what a model gives, as a sentence has it: "one of 9 labels: ...", or the number's name."""
+    names, number = ", ".join(description["classes"]), len(description["classes"])
+    asked = {
+        "multi-label": f"any number of {number} labels: {names}",
+        "single-label": f"one of {number} labels: {names}",
+    }
+    return asked.get(description["task"], names)
+
+
+def limits(description: Mapping[str, Any]) -> list[str]:
+    """Return the limits of a model's card that its task has."""
+    of_task = {"multi-label": [AT_THRESHOLD, ALWAYS_ANSWERS], "single-label": [ALWAYS_ANSWERS]}
+    return of_task.get(description["task"], [ALWAYS_A_NUMBER])
 
 
 def _data_lines(description: Mapping[str, Any], data_set: str, data: Mapping[str, Any]) -> list[str]:
@@ -221,13 +234,11 @@ def model_card(
     description: prepared.json; data: the entry of data.manifest.json; metrics: of this run; variant_metrics: of its
     parent run (NAME.mean, .mean_low, .mean_high, variant.seeds).
     """
-    several = description["task"] == "multi-label"
     kind = kinds.kind(description["kind"])
     lines = [
         f"# {job['variant']} on {job['data']}",
         "",
-        f"A {job['model']} network that reads {kind.reads} and gives {'any number of' if several else 'one'} of "
-        f"{len(description['classes'])} labels: {', '.join(description['classes'])}.",
+        f"A {job['model']} network that reads {kind.reads} and gives {given(description)}.",
         f"Seed {job['seed']}, the best of its variant on the validation split; run {job['run_key']}.",
         *_data_lines(description, job["data"], data),
         "## Results",
@@ -246,6 +257,5 @@ def model_card(
     lines += ["", "## Limits", ""]
     lines.append("- Chosen as the best of its seeds on validation: expect the mean of the variant, not better.")
     lines += [f"- {limit}" for limit in kinds.reader(description["kind"]).limits(description)]
-    lines += [AT_THRESHOLD] if several else []
-    lines.append(ALWAYS_ANSWERS)
+    lines += limits(description)
     return "\n".join(lines) + "\n"

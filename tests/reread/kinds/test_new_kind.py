@@ -12,7 +12,7 @@ from reread.storage.files import sha256_file
 from tests.rooms import copy_rooms
 
 ROOT = Path(__file__).parents[3]
-ROOMS = ("storage", "kinds", "batches", "preprocessing", "training", "runtime", "evaluation")
+ROOMS = ("storage", "goals", "kinds", "batches", "preprocessing", "training", "runtime", "evaluation")
 
 KIND = '''
 """Series: float32 numbers, as many for each row."""

@@ -109,7 +109,7 @@ def test_what_changes_weights_changes_the_key(tmp_path, monkeypatch):
 @pytest.fixture
 def sources(tmp_path):
     """A copy of the sources that a test may edit, and a function that gives their digest."""
-    rooms = ("batches", "kinds", "runtime", "storage", "training")
+    rooms = ("batches", "goals", "kinds", "runtime", "storage", "training")
     copy_rooms(tmp_path, "cuda_ext", "models", *(f"reread/{room}" for room in rooms))
 
     def source(model: str = "densenet", kind: str = "image", settings: dict | None = None) -> dict:

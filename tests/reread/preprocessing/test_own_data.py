@@ -17,10 +17,12 @@ from PIL import Image
 from reread.preprocessing.ingest import absent_classes
 from reread.preprocessing.manifest import Manifest, open_data_set
 from reread.preprocessing.own_data import add_table, open_table
+from reread.preprocessing.prepare import prepare
 from reread.preprocessing.raw import About, add_data_set
 from reread.preprocessing.raw_text import TextRows
 from reread.preprocessing.tables import read_table
 from reread.storage.errors import InputError
+from reread.storage.prepared import open_prepared
 from reread.storage.source import ROOT
 
 WORDS = {"sport": "ball goal match team", "tech": "chip code data network", "food": "bread soup salt oven"}
@@ -426,6 +428,23 @@ def pictures(folder, count=8):
         file.parent.mkdir(parents=True, exist_ok=True)
         Image.new("L", (8, 8), number).save(file)
     return Path(folder)
+
+
+def test_images_can_have_a_number():
+    files = sorted(pictures("photos", 40).rglob("*.png"), key=lambda file: int(file.stem))
+    rows = ({"file": str(file), "age": number / 2} for number, file in enumerate(files))
+    entry, _ = add(write(rows), labels=("age",), task="regression")
+    data = open_data_set("mine")
+    assert (entry.kind, entry.classes, data.labels.dtype, data.labels.shape) == ("image", ("age",), np.float32, (40, 1))
+    assert np.array_equal(data.images[:, 0, 0, 0], 2 * data.labels[:, 0])
+    directory = prepare("mine", {})
+    prepared = open_prepared(directory)
+    training = prepared.labels[slice(*prepared.description["splits"]["train"])]
+    assert prepared.description["target_mean"] == pytest.approx(training.mean())
+    assert prepared.description["target_deviation"] == pytest.approx(training.std())
+    # Another number is other content.
+    rows = ({"file": str(file), "age": (number + 1) / 2} for number, file in enumerate(files))
+    assert add(write(rows), labels=("age",), task="regression")[0].version != entry.version
 
 
 @pytest.mark.parametrize("kind", ["image", "text"])

@@ -333,7 +333,7 @@ def test_word_vectors_are_of_the_training_split_alone(place):
 @pytest.fixture
 def copied_source(tmp_path, monkeypatch):
     """A copy of the source that keys are made of; a function that edits one of its files."""
-    root = copy_rooms(tmp_path / "source", "reread/preprocessing", "reread/kinds", "reread/storage")
+    root = copy_rooms(tmp_path / "source", "reread/preprocessing", "reread/goals", "reread/kinds", "reread/storage")
     monkeypatch.setattr(prepare_module, "numeric_digest", functools.partial(numeric_digest, root=root))
 
     def edit(name, old, new):

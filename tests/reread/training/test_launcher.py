@@ -15,7 +15,7 @@ from reread.training import launcher
 from tests.reread.training.outcome import outcome
 from tests.rooms import copy_rooms
 
-ROOMS = ("storage", "batches", "kinds", "runtime", "training")
+ROOMS = ("storage", "batches", "goals", "kinds", "runtime", "training")
 
 
 @pytest.fixture

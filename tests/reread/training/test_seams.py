@@ -9,7 +9,7 @@ import pytest
 
 from tests.rooms import copy_rooms
 
-ROOMS = ("storage", "batches", "kinds", "runtime", "training")
+ROOMS = ("storage", "batches", "goals", "kinds", "runtime", "training")
 NEW = {
     "models/objectives/margin_reconstruction.py": '''
 """Margin of class lengths and error of reconstruction, as Sabour, Frosst and Hinton 2017 train capsules."""
