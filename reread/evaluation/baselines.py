@@ -24,6 +24,7 @@ import sklearn
 from safetensors.numpy import save_file
 from scipy.optimize import minimize_scalar
 from sklearn.exceptions import ConvergenceWarning
+from sklearn.feature_extraction.text import CountVectorizer
 from sklearn.linear_model import LogisticRegression
 from sklearn.preprocessing import StandardScaler
 from threadpoolctl import threadpool_limits
@@ -219,38 +220,39 @@ def _fit(
 def word_features(texts: Mapping[str, Sequence[str]]) -> Features:
     """TF-IDF of words seen in at least two training documents, log counts, unit length."""
     vectoriser = word_vectoriser(min_df=2)
-    try:
-        features = {"train": vectoriser.fit_transform(texts["train"])}
-    except ValueError:
-        raise InputError(
-            "no word occurs in two training documents: TF-IDF has nothing to count; add documents"
-        ) from None
-    features |= {split: vectoriser.transform(texts[split]) for split in texts if split != "train"}
+    features = _counted(
+        vectoriser, texts, "no word occurs in two training documents: TF-IDF has nothing to count; add documents"
+    )
     return Features(features, {"vocabulary": vocabulary_of(vectoriser), "idf": vectoriser.idf_})
 
 
 def bigram_features(texts: Mapping[str, Sequence[str]]) -> Features:
     """f of each split, float32 [N, V] (reread/evaluation/nb_svm.py): every unigram and bigram of the training split."""
     vectoriser = bigram_vectoriser()
-    try:
-        features = {"train": vectoriser.fit_transform(texts["train"])}
-    except ValueError:
-        raise InputError("no training document has a word: NB-SVM has nothing to count; add documents") from None
-    features |= {split: vectoriser.transform(texts[split]) for split in texts if split != "train"}
+    nothing = "no training document has a word: NB-SVM has nothing to count; add documents"
+    features = _counted(vectoriser, texts, nothing)
     return Features(features, {"vocabulary": vocabulary_of(vectoriser)})
 
 
 def character_features(texts: Mapping[str, Sequence[str]]) -> Features:
     """TF-IDF of the n-grams of characters in at least two training documents (reread/evaluation/char_svm.py)."""
     vectoriser = character_vectoriser(min_df=2)
+    features = _counted(
+        vectoriser,
+        texts,
+        "no two characters occur in two training documents: the SVM has nothing to count; add documents",
+    )
+    return Features(features, {"vocabulary": vocabulary_of(vectoriser), "idf": vectoriser.idf_})
+
+
+def _counted(vectoriser: CountVectorizer, texts: Mapping[str, Sequence[str]], nothing: str) -> dict[str, Any]:
+    """Fit a vectoriser on the training split and return the features of each split; InputError ``nothing`` where no
+    training document has what it counts."""
     try:
         features = {"train": vectoriser.fit_transform(texts["train"])}
     except ValueError:
-        raise InputError(
-            "no two characters occur in two training documents: the SVM has nothing to count; add documents"
-        ) from None
-    features |= {split: vectoriser.transform(texts[split]) for split in texts if split != "train"}
-    return Features(features, {"vocabulary": vocabulary_of(vectoriser), "idf": vectoriser.idf_})
+        raise InputError(nothing) from None
+    return features | {split: vectoriser.transform(texts[split]) for split in texts if split != "train"}
 
 
 def pixel_features(images: Mapping[str, np.ndarray]) -> Features:
