@@ -253,12 +253,6 @@ def metric_words(name: str) -> str:
     return title if title[1:2].isupper() or title[1:2].isdigit() else title[0].lower() + title[1:]
 
 
-def is_metric(name: str) -> bool:
-    """Return whether any goal has a metric of that name, without the output that it may be of."""
-    measure, colon, _ = name.partition(":")
-    return measure in (output_titles() if colon else _known())
-
-
 def bounds(name: str) -> tuple[float, float]:
     """Return the least and largest value of a metric."""
     return _known()[name].bounds if name in _known() else (0.0, 1.0)

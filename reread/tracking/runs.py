@@ -438,11 +438,12 @@ class Tracking:
             run = self._find_or_create(experiment_id, "baseline_key", key, f"{name} on {data}")
             source = descriptions.origin(f"reread evaluate --experiment {experiment}")
             # Registered baselines are those of experiments that read the test split.
-            score = metrics.get(f"test.{goal(description['task']).names[0]}")
+            metric = f"test.{goal(description['task']).names[0]}"
+            score = metrics.get(metric)
             tags = {"baseline": name, **source, **descriptions.baseline_tags(score)}
             self._log_params_and_tags(run, flat({"variant": name, "data": data, **chosen}), tags)
             # Sorted among the variants, which have a mean over seeds.
-            shown = {} if score is None else {f"test.{goal(description['task']).names[0]}.mean": score}
+            shown = {} if score is None else {f"{metric}.mean": score}
             run_id: str = run.info.run_id
             self._log_latest(run_id, {**shown, **metrics})
         return run_id
