@@ -412,6 +412,12 @@ HEADLINES = (
     ("multimnist", "capsules-equal", "MultiMNIST", "Capsules find both digits more often than equal convolutions."),
     ("multimnist", "routing", "MultiMNIST", "Three iterations of routing find both digits more often than one."),
     (
+        "affnist",
+        "capsules-equal",
+        "affine MNIST",
+        "Capsules are more robust to affine transforms than equal convolutions.",
+    ),
+    (
         "lars-tuned",
         "lars-or-tuned-warmup",
         "CIFAR-10",
@@ -423,6 +429,7 @@ HEADLINES = (
     ("imdb", "nb-svm", "IMDB", "A hierarchical attention network (HAN) is better than NB-SVM."),
     ("imdb", "hierarchy", "IMDB", "HAN is better than a flat recurrent network."),
     ("newsgroups20", "hierarchy", "20 Newsgroups", "HAN is better than a flat recurrent network."),
+    ("precision-resnet18", "fp16", "CIFAR-10", "Training ResNet-18 in fp16 in place of float32 changes its accuracy."),
     ("precision-han", "bf16", "IMDB", "Training HAN in bf16 in place of float32 changes its accuracy."),
 )
 
