@@ -2,7 +2,7 @@
 
 One panel per kernel and one line per case, in the order of the report's table. A line shows the time of the kernel and
 of its best peer as multiples of the floor, the least time that the GPU's memory and arithmetic allow. The axis is
-logarithmic.
+logarithmic. Kernels of the report that were removed since are left out.
 """
 
 import argparse
@@ -13,6 +13,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import NullFormatter, ScalarFormatter
 
+from cuda_ext.bench import KERNELS
 from reread.evaluation.pictures import BLUE, GREY, VERMILLION, picture
 from reread.storage.errors import InputError, command
 from reread.storage.files import read_json
@@ -34,7 +35,11 @@ def main() -> None:
     rows = report.get("results") if isinstance(report, dict) else None
     if not rows or not all(row.keys() >= ROW for row in rows):
         raise InputError(f"{arguments.report} holds no results: give a report of `python -m cuda_ext.report`")
-    draw(report, arguments.picture)
+    # Named by its folder, and at times by its pass: "swish backward".
+    rows = [row for row in rows if row["kernel"].split()[0] in KERNELS]
+    if not rows:
+        raise InputError(f"{arguments.report} has none of the kernels {', '.join(KERNELS)}: give a newer report")
+    draw({**report, "results": rows}, arguments.picture)
 
 
 def draw(report: dict[str, Any], path: Path) -> None:

@@ -11,8 +11,9 @@ from torch import Tensor
 FP32_FLOPS = 60e12
 # The mode of torch.compile that tries the most kernels, without CUDA graphs of its own.
 STRONGEST = "max-autotune-no-cudagraphs"
-# torch.compile's setting for convolutions with a filter per channel: cuDNN alone. The other choices are Triton's
-# products of matrices; the best of them took 22.7 ms where cuDNN takes 0.093 ms, and trying them takes 11 s per case.
+# torch.compile's setting for convolutions of few channels: cuDNN alone. The other choices are Triton's products of
+# matrices; with a filter per channel the best of them took 22.7 ms where cuDNN takes 0.093 ms, and trying them takes
+# 11 s per case.
 CUDNN_ALONE = {"max_autotune_conv_backends": "ATEN"}
 Run = Callable[..., Tensor | tuple[Tensor, ...]]
 Function = TypeVar("Function", bound=Callable[..., Any])

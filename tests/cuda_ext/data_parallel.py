@@ -11,7 +11,6 @@ from torch.nn.parallel import DistributedDataParallel
 from cuda_ext.attention_pooling import attention_pooling, attention_pooling_ragged
 from cuda_ext.batch_norm_activation import batch_norm_activation
 from cuda_ext.conv2d import conv2d
-from cuda_ext.depthwise_conv2d import depthwise_conv2d
 from cuda_ext.gru.module import GRU
 from cuda_ext.library import ReferenceWarning
 from cuda_ext.swish import swish
@@ -27,7 +26,7 @@ class EveryOperation(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.filter = nn.Parameter(0.3 * torch.randn(3, 3))
-        self.filters = nn.Parameter(0.3 * torch.randn(CHANNELS, 1, 3, 3))
+        self.other_filter = nn.Parameter(0.3 * torch.randn(5, 5))
         self.norm = nn.BatchNorm2d(CHANNELS)
         self.beta = nn.Parameter(torch.tensor(1.5))
         self.beta_of_channel = nn.Parameter(torch.ones(CHANNELS))
@@ -38,8 +37,8 @@ class EveryOperation(nn.Module):
 
     def forward(self, images: Tensor, lengths: Tensor) -> Tensor:
         """images float [N, CHANNELS, SIDE, SIDE], lengths int [N] -> float [N]."""
-        x = conv2d(images.flatten(0, 1), self.filter).unflatten(0, images.shape[:2])
-        x = vector_add(x, depthwise_conv2d(x, self.filters))
+        pictures = images.flatten(0, 1)
+        x = vector_add(conv2d(pictures, self.filter), conv2d(pictures, self.other_filter)).view_as(images)
         norm = self.norm
         x = batch_norm_activation(
             x, norm.weight, norm.bias, norm.running_mean, norm.running_var,

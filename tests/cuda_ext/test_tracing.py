@@ -9,7 +9,6 @@ from cuda_ext.batch_norm_activation import batch_norm_activation
 from cuda_ext.conv2d import conv2d
 from cuda_ext.cross_entropy import cross_entropy
 from cuda_ext.dense_block import Halves, dense_block
-from cuda_ext.depthwise_conv2d import depthwise_conv2d
 from cuda_ext.embedding import embedding
 from cuda_ext.gru import gru, gru_ragged
 from cuda_ext.swish import swish
@@ -40,7 +39,6 @@ CASES = {
     "vector_add": (vector_add, [(4,), (4,)], "vector_add"),
     "swish": (swish, [(2, 3, 4), (3,)], "swish"),
     "conv2d": (conv2d, [(2, 5, 6), (3, 3)], "conv2d"),
-    "depthwise_conv2d": (depthwise_conv2d, [(2, 3, 5, 6), (3, 1, 3, 3)], "depthwise_conv2d"),
     "attention_pooling": (
         lambda x, *of: attention_pooling(x, LENGTHS, *of)[0],
         [(2, 3, 4), (5, 4), (5,), (5,)],

@@ -105,7 +105,6 @@ def test_every_operation_s_example_runs_in_an_environment_with_torch_alone(built
         "vector_add",
         "swish",
         "conv2d",
-        "depthwise_conv2d",
         "attention_pooling",
         "batch_norm_activation",
         "dense_block",
