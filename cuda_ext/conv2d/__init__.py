@@ -52,7 +52,7 @@ def conv2d(images: Tensor, weight: Tensor, padding: str = "zeros", kernel: str =
     always the reference. ``fft`` has the error of its tiles: it is relative to the largest pixels of up to 128 x 256
     around, which NaN and infinity spread over.
     ``constant`` shares one piece of constant memory between the streams of a GPU, so that calls on different streams
-    run one after another; a CUDA graph keeps a piece of its own for as long as it lives, and there are seven.
+    run one after another; a CUDA graph cannot capture it (RuntimeError).
     Raises ValueError, naming what came, for anything else.
 
     >>> conv2d(torch.eye(4).unsqueeze(0), torch.ones(3, 3))

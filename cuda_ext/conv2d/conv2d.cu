@@ -7,8 +7,6 @@
 #include "conv2d.cuh"
 
 #include <algorithm>
-#include <chrono>
-#include <condition_variable>
 #include <mutex>
 
 namespace cuda_ext::conv2d {
@@ -75,113 +73,39 @@ __global__ void __launch_bounds__(tile_columns* tile_rows) vanilla(Call<T> call,
   convolve_from_global(call, tiles, [&](int i, int j) { return static_cast<float>(call.weight[i * call.size + j]); });
 }
 
-// Constant memory has 64 KiB, and one copy for all that runs on a GPU: a slot must not be written while a kernel reads
-// it. Slot 0 serves calls that are not captured, one after another; each CUDA graph that lives owns one of the others.
-constexpr int slots = 8;
-constexpr int slot_bytes = 65536 / slots;
-static_assert(slot_bytes >= largest_filter * largest_filter * sizeof(float));
+// Constant memory has one copy for all that runs on a GPU: the filter must not be overwritten while a kernel reads it.
 constexpr int most_devices = 64;
-__constant__ __align__(16) unsigned char filters[slots * slot_bytes];
+__constant__ __align__(16) unsigned char filter_of_all[largest_filter * largest_filter * sizeof(float)];
 
 template <typename T>
-__global__ void __launch_bounds__(tile_columns* tile_rows) constant(Call<T> call, Tiles tiles, int slot) {
+__global__ void __launch_bounds__(tile_columns* tile_rows) constant(Call<T> call, Tiles tiles) {
   convolve_from_global(call, tiles, [&](int i, int j) {
-    const int at = slot * (slot_bytes / int{sizeof(T)}) + i * call.size + j;
-    return static_cast<float>(reinterpret_cast<const T*>(filters)[at]);
+    return static_cast<float>(reinterpret_cast<const T*>(filter_of_all)[i * call.size + j]);
   });
 }
 
-class Slots {
- public:
-  // Copies the filter and launches on the call's stream, behind every earlier call that was not captured.
-  template <typename Launch>
-  void run(cudaStream_t stream, int device, const void* weight, size_t bytes, const Launch& launch) {
-    STD_TORCH_CHECK(device < most_devices, "conv2d: kernel 'constant' knows ", most_devices, " GPUs, got number ",
-                    device);
-    std::unique_lock<std::mutex> lock(mutex_);
-    cudaStreamCaptureStatus status;
-    unsigned long long capture = 0;
-    cudaGraph_t graph = nullptr;
-#if CUDART_VERSION >= 13000
-    STD_CUDA_CHECK(cudaStreamGetCaptureInfo(stream, &status, &capture, &graph, nullptr, nullptr, nullptr));
-#else
-    STD_CUDA_CHECK(cudaStreamGetCaptureInfo_v2(stream, &status, &capture, &graph, nullptr, nullptr));
-#endif
-    if (status == cudaStreamCaptureStatusActive) {
-      fill(slot_of(stream, device, capture, graph, lock), stream, weight, bytes, launch);
-      return;
-    }
-    cudaEvent_t& last = last_[device];
-    if (last == nullptr) {
-      STD_CUDA_CHECK(cudaEventCreateWithFlags(&last, cudaEventDisableTiming));
-    } else {
-      STD_CUDA_CHECK(cudaStreamWaitEvent(stream, last, 0));
-    }
-    fill(0, stream, weight, bytes, launch);
-    STD_CUDA_CHECK(cudaEventRecord(last, stream));
-  }
+std::mutex filling;
+cudaEvent_t last_read[most_devices] = {};
 
- private:
-  struct Owner {
-    bool taken = false;
-    unsigned long long capture = 0;
-    cudaStream_t stream = nullptr;
-  };
-
-  template <typename Launch>
-  static void fill(int slot, cudaStream_t stream, const void* weight, size_t bytes, const Launch& launch) {
-    const size_t offset = static_cast<size_t>(slot) * slot_bytes;
-    STD_CUDA_CHECK(cudaMemcpyToSymbolAsync(filters, weight, bytes, offset, cudaMemcpyDeviceToDevice, stream));
-    launch(slot);
-  }
-
-  // Calls captured from one stream follow each other and share a slot. The graph, and what is instantiated from it,
-  // hold the slot by a user object, whose end gives it back.
-  int slot_of(cudaStream_t stream, int device, unsigned long long capture, cudaGraph_t graph,
-              std::unique_lock<std::mutex>& lock) {
-    Owner* const owners = owners_[device];
-    int found = 0;
-    auto look = [&] {
-      for (found = 1; found < slots; ++found) {
-        const Owner& owner = owners[found];
-        if (owner.taken && owner.capture == capture && owner.stream == stream) return true;
-      }
-      for (found = 1; found < slots; ++found) {
-        if (!owners[found].taken) return true;
-      }
-      return false;
-    };
-    // CUDA ends a graph that was deleted in its own time.
-    STD_TORCH_CHECK(given_back_.wait_for(lock, std::chrono::seconds(1), look),
-                    "conv2d: kernel 'constant' has constant memory for ", slots - 1,
-                    " live CUDA graphs: choose another kernel, or delete a graph");
-    Owner& owner = owners[found];
-    if (owner.taken) return found;
-    cudaUserObject_t object;
-    STD_CUDA_CHECK(cudaUserObjectCreate(&object, &owner, give_back, 1, cudaUserObjectNoDestructorSync));
-    STD_CUDA_CHECK(cudaGraphRetainUserObject(graph, object, 1, cudaGraphUserObjectMove));
-    owner = {true, capture, stream};
-    return found;
-  }
-
-  static void CUDART_CB give_back(void* owner);
-
-  std::mutex mutex_;
-  std::condition_variable given_back_;
-  cudaEvent_t last_[most_devices] = {};
-  Owner owners_[most_devices][slots];
-};
-
-// Lives as long as the process: CUDA may end a graph after everything else.
-Slots& constant_slots() {
-  static auto* const all = new Slots;
-  return *all;
-}
-
-void CUDART_CB Slots::give_back(void* owner) {
-  const std::lock_guard<std::mutex> lock(constant_slots().mutex_);
-  static_cast<Owner*>(owner)->taken = false;
-  constant_slots().given_back_.notify_all();
+// An event orders the calls of all streams, one behind the other. Nothing would order the replays of a CUDA graph.
+template <typename T>
+void launch_constant(const Call<T>& call, const Tiles& tiles) {
+  STD_TORCH_CHECK(call.device < most_devices, "conv2d: kernel 'constant' knows ", most_devices, " GPUs, got number ",
+                  call.device);
+  cudaStreamCaptureStatus status;
+  STD_CUDA_CHECK(cudaStreamIsCapturing(call.stream, &status));
+  STD_TORCH_CHECK(status == cudaStreamCaptureStatusNone,
+                  "conv2d: the kernel 'constant' cannot be captured in a CUDA graph, whose replays would overwrite ",
+                  "other calls' filters: choose another kernel");
+  const std::lock_guard<std::mutex> lock(filling);
+  cudaEvent_t& last = last_read[call.device];
+  if (last == nullptr) STD_CUDA_CHECK(cudaEventCreateWithFlags(&last, cudaEventDisableTiming));
+  STD_CUDA_CHECK(cudaStreamWaitEvent(call.stream, last, 0));
+  const size_t bytes = static_cast<size_t>(call.size) * call.size * sizeof(T);
+  STD_CUDA_CHECK(cudaMemcpyToSymbolAsync(filter_of_all, call.weight, bytes, 0, cudaMemcpyDeviceToDevice, call.stream));
+  constant<T><<<static_cast<unsigned>(tiles.total), dim3(tile_columns, tile_rows), 0, call.stream>>>(call, tiles);
+  STD_CUDA_KERNEL_LAUNCH_CHECK();
+  STD_CUDA_CHECK(cudaEventRecord(last, call.stream));
 }
 
 template <typename T>
@@ -225,16 +149,13 @@ void launch(const Call<T>& call, Kernel kernel) {
   const Tiles tiles = tiles_of(call);
   const auto blocks = static_cast<unsigned>(tiles.total);
   const dim3 threads(tile_columns, tile_rows);
-  const size_t filter_size = static_cast<size_t>(call.size) * call.size;
   if (kernel == Kernel::vanilla) {
     vanilla<T><<<blocks, threads, 0, call.stream>>>(call, tiles);
     STD_CUDA_KERNEL_LAUNCH_CHECK();
   } else if (kernel == Kernel::constant) {
-    constant_slots().run(call.stream, call.device, call.weight, filter_size * sizeof(T), [&](int slot) {
-      constant<T><<<blocks, threads, 0, call.stream>>>(call, tiles, slot);
-      STD_CUDA_KERNEL_LAUNCH_CHECK();
-    });
+    launch_constant(call, tiles);
   } else {
+    const size_t filter_size = static_cast<size_t>(call.size) * call.size;
     const size_t halo = 2 * (call.size / 2);
     // At most 27 KiB.
     const size_t bytes = (filter_size + (tile_rows + halo) * (tile_columns + halo)) * sizeof(float);

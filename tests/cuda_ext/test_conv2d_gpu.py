@@ -242,7 +242,8 @@ def test_the_rules_of_a_kernel(kernel, size, count, dtype):
         return conv2d(x, w, "reflect", kernel)
 
     fifty_runs_give_the_same_bits(run, (images, weight))
-    a_graph_replays_it_on_new_values(run, (images.clone(), weight), changed)
+    if kernel != "constant":  # No graph can capture it.
+        a_graph_replays_it_on_new_values(run, (images.clone(), weight), changed)
     it_runs_on_the_current_stream(run, (images.clone(), weight), changed)
 
 
@@ -342,36 +343,16 @@ def test_filters_in_constant_memory_do_not_mix_between_streams():
             torch.testing.assert_close(result, other)
 
 
-def captured(images, weight):
+@pytest.mark.filterwarnings("ignore:The CUDA Graph is empty")
+def test_a_graph_cannot_capture_the_filter_in_constant_memory_and_later_calls_are_right():
+    images, weight = random(1, 512, 512), random(5, 5)
+    expected = conv2d(images, weight, "zeros", "vanilla")
     graph = torch.cuda.CUDAGraph()
     torch.cuda.synchronize()
-    with torch.cuda.graph(graph):
-        result = conv2d(images, weight, "zeros", "constant")
-    return graph, result
-
-
-@pytest.mark.filterwarnings("ignore:The CUDA Graph is empty")
-def test_each_graph_keeps_its_filter_in_constant_memory_and_gives_it_back():
-    images = random(1, 512, 512)
-    weights = [random(5, 5, seed=seed) for seed in range(7)]
-    conv2d(images, weights[0], "zeros", "constant")
-    # Far more graphs than there is memory for, but not at once.
-    for _ in range(3):
-        graphs = [captured(images, weight) for weight in weights]
-        streams = [torch.cuda.Stream() for _ in weights]
-        torch.cuda.synchronize()
-        for (graph, _), stream in zip(graphs, streams, strict=True):
-            with torch.cuda.stream(stream):
-                graph.replay()
-        other = conv2d(images, weights[3] * 2, "zeros", "constant")
-        torch.cuda.synchronize()
-        torch.testing.assert_close(other, conv2d(images, weights[3] * 2, "zeros", "vanilla"))
-        for (_, result), weight in zip(graphs, weights, strict=True):
-            torch.testing.assert_close(result, conv2d(images, weight, "zeros", "vanilla"))
-        with pytest.raises(RuntimeError, match="constant memory for 7 live CUDA graphs"):
-            captured(images, weights[0])
-        torch.cuda.synchronize()
-        del graphs, graph, result
+    with pytest.raises(RuntimeError, match="'constant' cannot be captured in a CUDA graph"), torch.cuda.graph(graph):
+        conv2d(images, weight, "zeros", "constant")
+    torch.cuda.synchronize()
+    torch.testing.assert_close(conv2d(images, weight, "zeros", "constant"), expected)
 
 
 def test_two_devices_are_refused_and_so_are_the_compiled_operations_called_wrongly():
