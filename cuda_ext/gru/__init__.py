@@ -58,7 +58,7 @@ def gru(
     stay.
     rectified: n is relu of its sum, not tanh. Nothing bounds the states then, and those above 65504 overflow float16.
     initial: the first states [d, N, H] of x's dtype, with a gradient; None for zeros.
-    float64 runs the reference on a GPU too: it serves to check gradients.
+    float64 runs the reference on a GPU too: it serves to check gradients. There is no second derivative.
     Raises ValueError, naming what came, for anything else.
 
     >>> w_ih, w_hh, bias = torch.ones(6, 1), torch.zeros(6, 2), torch.zeros(6)
@@ -502,3 +502,5 @@ define(
     _run_backward,
     _shape_backward,
 )
+
+from cuda_ext.gru import second_derivative  # noqa: E402, F401

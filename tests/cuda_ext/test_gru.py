@@ -238,6 +238,19 @@ def test_gradients_match_finite_differences(bidirectional, rectified):
 
 
 @quiet
+def test_a_second_derivative_is_refused_and_the_first_is_the_same_with_its_graph():
+    x, lengths, _, ours = batch(3, 4, 5, 6)
+    wanted = [x.requires_grad_(), *ours.parameters()]
+    with_graph = torch.autograd.grad(ours(x, lengths=lengths)[0].sum(), wanted, create_graph=True)
+    without = torch.autograd.grad(ours(x, lengths=lengths)[0].sum(), wanted)
+    for a, b in zip(with_graph, without, strict=True):
+        assert torch.equal(a, b)
+    for first in with_graph:
+        with pytest.raises(RuntimeError, match="gru has no second derivative"):
+            torch.autograd.grad(first.sum(), wanted, allow_unused=True, retain_graph=True)
+
+
+@quiet
 def test_autocast_gives_x_its_dtype_and_parameters_keep_theirs():
     x, lengths, _, ours = batch(4, 5, 6, 7, dtype=torch.float32)
     x = x.nan_to_num().requires_grad_()
