@@ -113,6 +113,12 @@ def unfit(device: torch.device) -> str | None:
         return f"the library is not built: {build.remedy(checkout)}"
     if "ptx" not in found or (checkout and found["sources"] != build.source_key()):
         return f"the library was built from other sources: {build.remedy(checkout)}"
+    # nvcc's runtime is linked into the library.
+    if found["nvcc"].split(".")[0] != torch.version.cuda.split(".")[0]:
+        return (
+            f"the library was compiled by nvcc {found['nvcc']} and PyTorch {torch.__version__} has CUDA "
+            f"{torch.version.cuda}, another major version: {build.remedy(checkout)}"
+        )
     capability = torch.cuda.get_device_capability(device)
     if not runs_on(found["architectures"], found["ptx"], capability):
         return (

@@ -140,14 +140,19 @@ def test_a_library_that_does_not_fit_says_why_and_what_fixes_it(monkeypatch):
     assert unfit_on_a_gpu(monkeypatch, None) == "the library is not built: run `make ext`"
     stale = {"sources": "0" * 16, "architectures": [[8, 0]], "ptx": [8, 0], "file": "none.so"}
     assert unfit_on_a_gpu(monkeypatch, stale) == "the library was built from other sources: run `make ext`"
-    other = {**stale, "sources": build.source_key()}
+    other = {**stale, "sources": build.source_key(), "nvcc": "13.1"}
     assert re.fullmatch(
         r"Tesla T4 is sm_75 and the library holds sm_80: add .*build.py and run `make ext`",
         unfit_on_a_gpu(monkeypatch, other),
     )
+    older = {**other, "nvcc": "12.9"}
+    assert re.fullmatch(
+        r"the library was compiled by nvcc 12.9 and PyTorch \S+ has CUDA 13.0, another major version: run `make ext`",
+        unfit_on_a_gpu(monkeypatch, older),
+    )
     # In a wheel there are no sources, and nothing to make.
     monkeypatch.setattr(build, "kernel_sources", list)
-    for found in (None, {}, other):
+    for found in (None, {}, other, older):
         reason = unfit_on_a_gpu(monkeypatch, found)
         assert "wheel" in reason and "make ext" not in reason
 
