@@ -25,6 +25,14 @@ def test_it_is_torch_s_with_its_gradient(dtype, smoothing):
     torch.testing.assert_close(*slopes)
 
 
+@pytest.mark.parametrize("target", [-100, -1, 4])
+def test_a_target_outside_of_the_classes_is_an_error_and_none_is_left_out(target):
+    scores, targets = drawn(6, 4)
+    targets[2] = target
+    with pytest.raises((RuntimeError, IndexError), match="out of bounds"):
+        cross_entropy(scores, targets)
+
+
 def test_gradients_match_finite_differences_and_have_none_themselves():
     scores, targets = drawn()
     assert torch.autograd.gradcheck(lambda x: cross_entropy(x, targets, 0.1), (scores,))

@@ -28,6 +28,13 @@ def test_rows_and_gradient_are_pytorch_s(dtype, index):
     assert not ours.grad[3].any()
 
 
+def test_a_padding_of_minus_one_is_no_row():
+    """Of nn.Embedding it is the last row."""
+    ours, last = table(), torch.full_like(TOKENS, 4)
+    embedding(ours, last, padding=-1).sum().backward()
+    assert ours.grad[4].eq(last.numel()).all()
+
+
 def test_gradients_match_finite_differences():
     assert torch.autograd.gradcheck(lambda of: embedding(of, TOKENS), table())
     assert torch.autograd.gradgradcheck(lambda of: embedding(of, TOKENS), table())
@@ -63,6 +70,7 @@ def test_the_operation_keeps_pytorch_s_rules(index):
         ("int32 or int64, got torch.float32", (torch.zeros(5, 4), torch.zeros(2))),
         ("one device, got cpu and meta", (torch.zeros(5, 4), TOKENS.to("meta"))),
         ("5 or None, got 5", (torch.zeros(5, 4), TOKENS, 5)),
+        ("5 or None, got -2", (torch.zeros(5, 4), TOKENS, -2)),
     ],
 )
 def test_what_it_does_not_take_is_refused_with_what_came(found, given):

@@ -147,6 +147,15 @@ def test_forms_that_do_not_go_together_are_refused(shape, given, name):
 
 
 @quiet
+def test_export_without_gradients_keeps_no_gates():
+    _, ours = pair(num_layers=2, batch_first=True)
+    with torch.no_grad():
+        exported = torch.export.export(ours, (torch.randn(SEQUENCES, STEPS, INPUTS, dtype=torch.float64),))
+    calls = [node for node in exported.graph.nodes if str(node.target) == "cuda_ext.gru.default"]
+    assert [len(node.meta["val"][2]) for node in calls] == [0, 0]
+
+
+@quiet
 def test_export_keeps_each_layer_one_operation():
     _, ours = pair(num_layers=2, batch_first=True)
     x, lengths = torch.randn(SEQUENCES, STEPS, INPUTS, dtype=torch.float64), torch.tensor([6, 1, 3, 2, 5])
