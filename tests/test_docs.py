@@ -16,6 +16,7 @@ import pytest
 import yaml
 from nbclient import NotebookClient
 
+from tests.cuda_ext.test_exercise_gpu import kernels_of_the_sources
 from tests.reread.evaluation.pages import published_report
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -213,6 +214,13 @@ def test_each_operation_has_a_page_with_its_signature_speed_and_limits(name):
     table = page.partition(f"<!-- table: kernel:{name} -->")[2].partition("<!-- end of table -->")[0]
     assert table.count("\n") > 3
     assert "## Limits" in page or name == "vector_add"
+
+
+def test_a_profile_names_no_function_that_is_gone():
+    tables = re.findall(r"<!-- table: profile:.*?<!-- end of table -->", PAGES["docs/kernels.md"], re.DOTALL)
+    shown = {name for table in tables for name in re.findall(r"\| `(\w+)` \| reread ", table)}
+    assert "products_back" in shown
+    assert shown <= kernels_of_the_sources()
 
 
 def test_a_figure_changed_by_hand_is_set_right():
