@@ -121,9 +121,7 @@ def copy_bandwidth() -> float:
 def measure(case: Case, bandwidth: float) -> dict[str, Any]:
     # What torch.compile made for other cases would count towards its limit of recompilations.
     torch._dynamo.reset()
-    rotated = -(-ROTATED_BYTES // case.bytes)
-    calls = max(4, min(MOST_CALLS, rotated))
-    sets = [case.inputs() for _ in range(min(calls, rotated))]
+    sets, calls = sets_of(case)
     runs, failures = {OWN: captured(case.function, sets, calls)}, {}
     for name, peer in case.peers.items():
         try:
@@ -151,6 +149,13 @@ def measure(case: Case, bandwidth: float) -> dict[str, Any]:
         "gpu_state": state,
         "relative_error": relative_error(case.function(*sets[0]), case.exact(*wide)),
     }
+
+
+def sets_of(case: Case) -> tuple[list[tuple[Tensor, ...]], int]:
+    """Return sets of inputs for the calls of one replay, and how many calls these are."""
+    rotated = -(-ROTATED_BYTES // case.bytes)
+    calls = max(4, min(MOST_CALLS, rotated))
+    return [case.inputs() for _ in range(min(calls, rotated))], calls
 
 
 def relative_error(found: Tensor | tuple[Tensor, ...], exact: Tensor | tuple[Tensor, ...]) -> float:
@@ -219,9 +224,15 @@ def warmed_up(run: Callable[[], object], times: int) -> torch.cuda.Stream:
 
 
 def time_in_turn(runs: dict[str, Run], samples: int = SAMPLES) -> dict[str, dict[str, Any]]:
+    """Return by name the summary of ``samples_in_turn``, and whether a graph was used."""
+    timed = samples_in_turn(runs, samples)
+    return {name: {**summary(times), "graph": runs[name].graph} for name, times in timed.items()}
+
+
+def samples_in_turn(runs: dict[str, Run], samples: int) -> dict[str, list[float]]:
     """Time several by CUDA events, a sample of each in turn, so that a change of the clocks meets them alike.
 
-    Returns by name: median and quartiles in milliseconds a call, the number of samples, and whether a graph was used.
+    Returns by name the samples in their order, in milliseconds a call.
     """
     for one in runs.values():
         for _ in range(5):
@@ -235,13 +246,15 @@ def time_in_turn(runs: dict[str, Run], samples: int = SAMPLES) -> dict[str, dict
             end.record()
             events[name].append((start, end))
     torch.cuda.synchronize()
-    return {name: {**summary(pairs, runs[name].calls), "graph": runs[name].graph} for name, pairs in events.items()}
+    return {
+        name: [start.elapsed_time(end) / runs[name].calls for start, end in pairs] for name, pairs in events.items()
+    }
 
 
-def summary(events: Sequence[tuple[torch.cuda.Event, torch.cuda.Event]], calls: int) -> dict[str, float]:
-    """Median, quartiles and number of the times between events, in milliseconds a call."""
-    low, median, high = statistics.quantiles([start.elapsed_time(end) / calls for start, end in events], n=4)
-    return {"median_ms": median, "low_quartile_ms": low, "high_quartile_ms": high, "n": len(events)}
+def summary(times: Sequence[float]) -> dict[str, float]:
+    """Return median, quartiles and number of times in milliseconds a call."""
+    low, median, high = statistics.quantiles(times, n=4)
+    return {"median_ms": median, "low_quartile_ms": low, "high_quartile_ms": high, "n": len(times)}
 
 
 def time_samples(run: Callable[[], object], calls: int, samples: int = SAMPLES) -> dict[str, float]:

@@ -19,7 +19,7 @@ from cuda_ext.errors import KernelError, command
 ROOT = build.SOURCES.parent
 # What only a checkout can use: benchmarks, their evidence, and the compiler's inputs.
 LEFT_OUT = ("__pycache__", "_build", "results", "*.cu", "*.cuh", "pyproject.toml", "cases.py", "README.md")
-PROGRAMS_LEFT_OUT = ("bench.py", "case.py", "exercise.py", "report.py", "wheel.py")
+PROGRAMS_LEFT_OUT = ("bench.py", "case.py", "exercise.py", "pairs.py", "report.py", "wheel.py")
 
 
 def main() -> None:

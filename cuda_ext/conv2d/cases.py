@@ -34,7 +34,7 @@ def bench_cases() -> Iterator[Case]:
     yield _case(MANY, 31, torch.float32)
     for size in (3, 9):
         yield _case(MANY, size, torch.bfloat16)
-    # The first rungs of the ladder, against `register`.
+    # The first rungs of the ladder, against `register` and cuDNN.
     for size in (3, 7, 15):
         for kernel in KERNELS[:3]:
             yield _case(MANY, size, torch.float32, kernel)
@@ -48,6 +48,7 @@ def _case(shape: tuple[int, int, int], size: int, dtype: torch.dtype, kernel: st
     peers: dict[str, Run]
     if kernel != "auto":
         peers = {"register": partial(conv2d, kernel="register")}
+        peers |= {"cuDNN": _in_cudnn(_as_it_is), "cuDNN, images as groups": _in_cudnn(_images_as_groups)}
     else:
         # For a filter of 31 it takes 29 ms as it is, and 21 so.
         peers = {f"cuDNN, {BLOCK} pixels as channels": _in_cudnn(_pixels_as_channels)} if size > 15 else {}
