@@ -9,7 +9,7 @@ from typing import Any
 import models
 from models.objectives import DEFAULT
 from reread import kinds
-from reread.goals import goal, higher_is_better
+from reread.goals import bounds, goal, higher_is_better
 from reread.planning import keys
 from reread.planning.environment import Environment, read_environment
 from reread.planning.experiment import Experiment, VariantSettings, load_experiment, networks, with_trials
@@ -200,6 +200,13 @@ def _check(plan: Plan, known: Mapping[str, DataSetEntry]) -> None:
             refuse_unknown(sides, (*plan.variants, *baselines), where)
             metrics = goal(about["task"]).comparison_metrics(known[data].classes)
             refuse_unknown([comparison["metric"]], metrics, f"{where}, metric")
+            least, most = bounds(comparison["metric"])
+            margin = comparison.get("equivalence_margin") or plan.equivalence_margin
+            if margin >= most - least:
+                raise InputError(
+                    f"{where}: equivalence_margin is {margin:g}, but {comparison['metric']} lies between {least:g} and "
+                    f"{most:g}: give the smallest difference that matters"
+                )
             reference = comparison.get("reference", 0.0)
             if reference > 1 and higher_is_better(comparison["metric"]):
                 raise InputError(

@@ -34,7 +34,7 @@ def _name(text: str) -> str:
 
 Text = Annotated[str, Field(min_length=1), AfterValidator(_printable)]
 Name = Annotated[str, Field(min_length=1), AfterValidator(_name)]
-Margin = Annotated[float, Field(gt=0, lt=1)]
+Margin = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Seed = Annotated[int, Field(ge=0, lt=SEEDS)]
 # `docstrings:` with nothing after it is an empty section.
 OrEmpty = BeforeValidator(lambda value: {} if value is None else value)

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from reread import goals
 from reread.kinds.image import Settings as ImageSettings
 from reread.preprocessing.raw_images import ImageDataSet, move_boxes, parts, write_images
 from reread.preprocessing.reduction import reduce_images
@@ -81,6 +82,9 @@ def prepare(data: ImageDataSet, settings: ImageSettings, working: Path) -> dict[
     """
     labels: list[tuple[int, ...]]
     labels = [(label,) for label in data.labels.tolist()] if data.labels.ndim == 1 else _class_numbers(data.labels)
+    if goals.beyond_labels(data.entry.task):  # rows with equal targets are a class
+        _, targets = np.unique(data.labels, axis=0, return_inverse=True)
+        labels = [(target,) for target in targets.ravel().tolist()]
     ids = [str(number) for number in range(len(data.images))]
     rows = choose_rows(data.name, data.split, labels, ids, settings.rows_per_class)
     np.save(working / "labels.npy", data.labels[rows.source], allow_pickle=False)
