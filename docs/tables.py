@@ -325,6 +325,11 @@ def verdicts(experiment: str) -> Table | str:
     found = published(experiment, "verdicts.json")
     if found is None:
         return not_run(experiment)
+    return verdict_table(found["verdicts"])
+
+
+def verdict_table(judged: list[dict[str, Any]]) -> Table:
+    """Return claims with their verdicts."""
     rows = [
         [
             one["claim"],
@@ -333,9 +338,24 @@ def verdicts(experiment: str) -> Table | str:
             f"{one['equivalence_margin']:g}",
             f"{one['holm_p']:.3f}",
         ]
-        for one in found["verdicts"]
+        for one in judged
     ]
     return ["claim", "verdict", "difference", "margin", "p after Holm"], rows
+
+
+def command_claims(name: str) -> Table:
+    """Return the claims on commands that results/claims/NAME has, with their verdicts."""
+    return verdict_table(read_json(f"results/claims/{name}/verdict.json")["claims"])
+
+
+def arms(name: str) -> Table:
+    """Return each arm of results/claims/NAME with the mean of its scores and the score of each seed."""
+    rows = {}
+    for one in read_json(f"results/claims/{name}/verdict.json")["claims"]:
+        for side in ("treatment", "control"):
+            scores = one["scores"][side]
+            rows[one[side]] = [f"`{one[side]}`", f"{mean(scores):.3f}", ", ".join(f"{score:.3f}" for score in scores)]
+    return ["arm", "mean", "each seed"], list(rows.values())
 
 
 def accuracies(experiment: str) -> Table | str:
@@ -1104,6 +1124,8 @@ def table_of(name: str) -> Table | str:
 
 
 BY_NAME = {
+    "arms": arms,
+    "command-claims": command_claims,
     "kernel": kernel,
     "profile": profile,
     "verdicts": verdicts,

@@ -16,10 +16,13 @@ import torch
 import yaml
 
 from examples import connect_four as game
+from reread.arms.settings import read_arms_file
+from reread.storage.files import sha256_file
 from reread.storage.source import ROOT
 from tests.conftest import clean_environment
 
 SCRIPT, CLAIM = ROOT / "examples/connect_four.py", ROOT / "examples/connect_four.yaml"
+EVIDENCE = ROOT / "results/claims/connect-four"
 # The size of the runs in these tests.
 SMALL = (
     "--iterations 1 --games 4 --steps 2 --batch-size 16 --channels 4 --blocks 1 --train-simulations 4 "
@@ -255,3 +258,16 @@ def test_a_small_run_of_the_claim_is_judged_over_seeds_and_openings(tmp_path):
         assert len(one["scores"]["treatment"]) == len(one["scores"]["control"]) == 2
     assert sorted(document["arms"]) == ["guided", "network", "plain"]
     assert all(list(arm["runs"]) == ["0", "1"] for arm in document["arms"].values())
+
+
+def test_the_published_verdict_is_of_this_claim_and_agrees_with_its_scores():
+    done = subprocess.run(
+        [sys.executable, "-m", "reread", "verify", EVIDENCE / "verdict.json", EVIDENCE / "scores.csv"],
+        cwd=ROOT, capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == 0 and "all values agree" in done.stdout, done.stderr
+    document, given = json.loads((EVIDENCE / "verdict.json").read_text()), read_arms_file(CLAIM)
+    for name, arm in given.resolved_arms().items():
+        made = document["arms"][name]
+        assert made["command"] == arm.run and list(made["runs"]) == list(map(str, given.seed_list))
+        assert made["sources"] == {SCRIPT.name: sha256_file(SCRIPT)}
