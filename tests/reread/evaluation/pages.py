@@ -23,8 +23,6 @@ from tests.reread.tracking.comparison import browser, missing
 
 WIDE, NARROW = 1150, 390
 SECONDS = 60
-# The height of the first table of variants.
-ONE_TABLE = 510
 # Of these a published experiment has the tables that it needs.
 TABLES = ("curves", "calibration", "confusion", "betas", "differences")
 
@@ -114,10 +112,10 @@ def compare_networks(driver: webdriver.Chrome) -> None:
 
 
 def docs_pictures(report: Path, attention: Path, folder: Path) -> None:
-    """Take the pictures of docs/: the report's head, a section in dark, a telephone, and two networks side by side."""
+    """Take the pictures of docs/: verdicts, a section in dark, a telephone, and two networks side by side."""
     with browser() as driver:
         open_page(driver, report)
-        take_picture(driver, folder / "report.png", 0, top_of(driver, "variants") + ONE_TABLE)
+        take_picture(driver, folder / "report.png", 0, top_of(driver, "evidence"))
         open_page(driver, report, dark=True)
         take_picture(driver, folder / "report-dark.png", top_of(driver, "calibration"), top_of(driver, "confusion"))
         open_page(driver, report, width=NARROW)
