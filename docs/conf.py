@@ -39,7 +39,7 @@ author = "The reread authors"
 copyright = "2026, The reread authors"
 language = "en"
 
-extensions = ["myst_parser", "sphinx.ext.autodoc"]
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx_copybutton"]
 # Each member of a registry has a class Settings: an annotation names its own.
 suppress_warnings = ["ref.python"]
 exclude_patterns = ["**/.reread"]
