@@ -194,6 +194,30 @@ def second_looks() -> Table:
     return ["looks", "wrong direction"], [[one["looks"], percent(one["direction"])] for one in simulated()["looks"]]
 
 
+def cross_validation() -> Table:
+    """Return the simulated rate of wrong directions of cross-validation, with and without its correction."""
+    found = read_json(str(max((ROOT / "benchmarks/results").glob("*-folds.json"))))
+    columns = ("seeds_alone", "uncorrected", "of_a_fold", "corrected")
+    head = [
+        "rows",
+        "folds",
+        "seeds",
+        "features",
+        "a seed's chance",
+        "over seeds",
+        "not corrected",
+        "a fold's test / train",
+    ]
+    return [*head, "the rule"], [
+        [
+            *(str(one[name]) for name in ("rows", "folds", "seeds", "features")),
+            "folds and bootstrap" if one["bootstrap"] else "folds",
+            *(percent(one[name]) for name in columns),
+        ]
+        for one in found["designs"]
+    ]
+
+
 POWER_SHOWN = 0.8
 # Numbers of comparisons and of seeds that the table of power has.
 COMPARED, TRAINED = (1, 3, 5, 9, 13), (6, 8, 10)

@@ -56,6 +56,13 @@ def train(
     settle(chosen.environment.runs, say)
     prepared = preprocess(plan=chosen.to_json())
     each = f"{len(chosen.seeds)} {'seed' if len(chosen.seeds) == 1 else 'seeds'}"
+    if chosen.folds is not None:
+        each = f"{chosen.folds} folds of {each}"
+        say(
+            f"{chosen.name}: each fold of {' and '.join(chosen.data)} is the test split in turn; the split that the "
+            "data have is not used, so scores do not compare with those on it",
+            summary=True,
+        )
     workers = chosen.environment.workers
     names = ", ".join(chosen.variants)
     if chosen.trials:

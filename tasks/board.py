@@ -14,6 +14,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from reread.storage.run_folder import name_of
 from tasks import AT_TERMINAL
 
 # A log has no width of its own: wide enough for the tables.
@@ -162,11 +163,6 @@ class Board:
                    for row in self.rows.values()]  # fmt: skip
         waiting = sum(known.get(variant, every) for variant in self.waiting.values())
         return max([(sum(running) + waiting) / self.workers, *running])
-
-
-def name_of(job: Mapping[str, Any]) -> str:
-    """Return the name of a run in a line of text."""
-    return f"{job['variant']} seed {job['seed']}"
 
 
 def duration(seconds: float | None) -> str:

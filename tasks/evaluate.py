@@ -14,7 +14,9 @@ import numpy as np
 
 from reread import kinds
 from reread.evaluation.baselines import Baseline, evaluate_baseline
+from reread.evaluation.folds import put_together, repetitions
 from reread.evaluation.records import RunRecord
+from reread.evaluation.repeated_baseline import RepeatedBaseline
 from reread.evaluation.report import evaluate_experiment
 from reread.evaluation.run import evaluate_run
 from reread.evaluation.summary import champion_of
@@ -25,6 +27,7 @@ from reread.planning.plan import Plan
 from reread.planning.resolve import make_plan
 from reread.planning.tuning import published, untuned
 from reread.preprocessing.manifest import load_raw_rows
+from reread.preprocessing.settings import FOLD
 from reread.storage.errors import InputError, command
 from reread.storage.ledger import SplitRead, add_reads, open_test_split, read_ledger, reads_file, version_of
 from reread.storage.prepared import SPLITS, Prepared, open_prepared
@@ -35,6 +38,9 @@ from tasks.preprocess import preprocess
 from tasks.progress import say
 from tasks.provenance import described
 from tasks.step import step
+
+# The seed and the number of a fold; None of the split that a data set has itself.
+Place = tuple[int, int] | None
 
 
 @step(task_run_name="evaluate-{plan[name]}")
@@ -57,6 +63,14 @@ def evaluate(plan: Mapping[str, Any], prepared: Mapping[str, str], so_far: bool 
             f"{len(unfinished)} of {len(jobs)} runs of '{experiment}' are not trained ({first['variant']} seed "
             f"{first['seed']} is the first): run `reread {command} --experiment {experiment}`"
         )
+    if chosen.folds is not None:
+        # A repetition counts as a whole.
+        halves = {(job["variant"], job["seed"]) for job in unfinished}
+        unfinished += [job for job in jobs if (job["variant"], job["seed"]) in halves and job not in unfinished]
+        if len(unfinished) == len(jobs):
+            raise InputError(
+                f"no seed of '{experiment}' has all its folds: run `reread train --experiment {experiment}`"
+            )
     jobs = [job for job in jobs if job not in unfinished]
     restored = sum(bool(RunFolder(Path(job["run_directory"])).published) for job in jobs)
     if restored:
@@ -67,10 +81,15 @@ def evaluate(plan: Mapping[str, Any], prepared: Mapping[str, str], so_far: bool 
     tracker = Tracker(say)
     data_sets = _rows_of_data_sets(chosen, prepared)
     add_reads(entry for job in jobs for entry in read_ledger(reads_file(Path(job["run_directory"]))))
-    versions = {name: version for data in data_sets.values() for name, version in version_of(data.description).items()}
+    versions = {
+        name: version
+        for folds in data_sets.values()
+        for data in folds.values()
+        for name, version in version_of(data.description).items()
+    }
     reading: AbstractContextManager[list[SplitRead]] = nullcontext([])
     if "test" in splits:
-        reading = open_test_split(experiment, chosen.key, versions, chosen.key_parts())
+        reading = open_test_split(experiment, chosen.key, versions, chosen.key_parts(), folds=chosen.folds)
     with reading as reads:
         destination = _report(chosen, jobs, data_sets, reads, tracker)
     say(f"report: {destination / 'report.html'}")
@@ -80,7 +99,7 @@ def evaluate(plan: Mapping[str, Any], prepared: Mapping[str, str], so_far: bool 
 def _report(
     chosen: Plan,
     jobs: list[dict[str, Any]],
-    data_sets: Mapping[str, Prepared],
+    data_sets: Mapping[str, Mapping[Place, Prepared]],
     reads: list[SplitRead],
     tracker: Tracker,
 ) -> Path:
@@ -88,12 +107,22 @@ def _report(
     experiment, splits = chosen.name, chosen.splits
     run_ids: dict[str, str] = {}
     records = [_evaluate_run(job, splits, tracker, run_ids) for job in jobs]
-    baselines, repeated = {}, {}
-    for name, data in data_sets.items():
-        raw = load_raw_rows(data, [split for split in SPLITS if split == "train" or split in splits])
-        baselines[name] = _baselines(data, raw, chosen.environment.runs / "baselines", asked_metrics(chosen, name))
-        if "test" in splits:
-            repeated[name] = repeated_rows(raw)
+    if chosen.folds is not None:
+        records = [*repetitions(sorted(records, key=lambda one: one.job["fold"]), chosen.folds)]
+    baselines: dict[str, dict[str, Baseline]] = {}
+    repeated = {}
+    seeds = {record.seed for record in records}
+    for name, places in data_sets.items():
+        fitted: dict[Place, dict[str, Baseline]] = {}
+        for place, data in places.items():
+            if place is not None and place[0] not in seeds:
+                continue
+            raw = load_raw_rows(data, [split for split in SPLITS if split == "train" or split in splits])
+            fitted[place] = _baselines(data, raw, chosen.environment.runs / "baselines", asked_metrics(chosen, name))
+            # Equal rows are in one fold.
+            if "test" in splits and place is None:
+                repeated[name] = repeated_rows(raw)
+        baselines[name] = fitted[None] if None in fitted else _over_folds(fitted, places)
     destination = chosen.report_directory
     found = evaluate_experiment(
         chosen.to_json(),
@@ -115,8 +144,10 @@ def _report(
     if not chosen.partial:
         _track(chosen, found, tracker)
         # One that tunes registers no model: its variants are settings to choose from, not candidates to serve.
-        if chosen.evaluate_on == "test":
-            _register(chosen, records, baselines, data_sets, found["metrics"], tracker)
+        # Cross-validation judges settings: none of its networks is the one to serve.
+        if chosen.evaluate_on == "test" and chosen.folds is None:
+            whole = {name: places[None] for name, places in data_sets.items()}
+            _register(chosen, records, baselines, whole, found["metrics"], tracker)
     return destination
 
 
@@ -132,12 +163,35 @@ def _evaluate_run(job: dict[str, Any], splits: tuple[str, ...], tracker: Tracker
     return RunRecord(job["variant"], job["data"], job["seed"], run_directory, prepared, evaluation)
 
 
-def _rows_of_data_sets(plan: Plan, prepared: Mapping[str, str]) -> dict[str, Prepared]:
-    """One opened set of arrays of each data set. InputError where two sets of one data set are not of the same rows."""
-    found: dict[str, Prepared] = {}
+def _over_folds(
+    fitted: Mapping[Place, Mapping[str, Baseline]], places: Mapping[Place, Prepared]
+) -> dict[str, Baseline]:
+    """Return the baselines of a data set over the folds of all seeds; fitted: those of each fold."""
+    by_seed: dict[int, list[Place]] = {}
+    for place in sorted(place for place in fitted if place is not None):
+        by_seed.setdefault(place[0], []).append(place)
+    names = fitted[next(iter(fitted))]
+    return {
+        name: RepeatedBaseline.of(
+            {
+                seed: put_together([fitted[place][name] for place in mine], [places[place] for place in mine])
+                for seed, mine in by_seed.items()
+            }
+        )
+        for name in names
+    }
+
+
+def _rows_of_data_sets(plan: Plan, prepared: Mapping[str, str]) -> dict[str, dict[Place, Prepared]]:
+    """Return one opened set of arrays of each data set and, of cross-validation, of each fold.
+
+    InputError where two sets of one data set are not of the same rows.
+    """
+    found: dict[str, dict[Place, Prepared]] = {}
     for key, about in sorted(plan.preparations().items()):
         data = open_prepared(Path(prepared[key]))
-        first = found.setdefault(about["data"], data)
+        fold = about["settings"].get(FOLD)
+        first = found.setdefault(about["data"], {}).setdefault(fold and (fold["seed"], fold["number"]), data)
         same = first.description["splits"] == data.description["splits"] and all(
             np.array_equal(first.arrays[name], data.arrays[name]) for name in ("labels", "raw_indices")
         )

@@ -10,6 +10,7 @@ from typing import Any
 
 from reread.planning.resolve import make_plan
 from reread.preprocessing.prepare import prepare, summary
+from reread.preprocessing.settings import FOLD
 from reread.preprocessing.workers import Workers, use_workers
 from reread.storage.errors import command, refuse_unknown
 from reread.storage.prepared import SPLITS
@@ -26,7 +27,11 @@ def preprocess(preparation: Mapping[str, Any], fresh: bool = False) -> str:
     about = summary(directory)
     counts = {split: stop - start for split, (start, stop) in about["splits"].items()}
     rows = ", ".join(f"{counts[split]} {split}" for split in SPLITS)
-    say(f"{preparation['data']}: {rows} rows in {directory}")
+    fold = about.get(FOLD)
+    if fold is None:
+        say(f"{preparation['data']}: {rows} rows in {directory}")
+    elif fold["number"] == 1:
+        say(f"{preparation['data']}, seed {fold['seed']}: {fold['count']} folds, the first of {rows} rows")
     return str(directory)
 
 

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast
 from uuid import UUID
 
 from reread.storage.errors import BREAKS, printable
-from tasks.board import BOARD, name_of
+from reread.storage.run_folder import name_of
+from tasks.board import BOARD
 from tasks.prefect_run import flow_context, task_context
 
 if TYPE_CHECKING:
@@ -123,7 +124,8 @@ class RunProgress:
             if self.artifact:
                 update_progress_artifact(self.artifact, percent, description)
                 return
-            key = artifact_key(self.job["experiment"], self.job["variant"], self.job["seed"], "epochs")
+            fold = [self.job["fold"]] if "fold" in self.job else []
+            key = artifact_key(self.job["experiment"], self.job["variant"], self.job["seed"], *fold, "epochs")
             artifact = create_progress_artifact(progress=percent, key=key, description=description)
             self.artifact = cast(UUID, artifact)  # a coroutine in asynchronous flows alone
         except Exception:  # whatever Prefect's client raises: the run goes on

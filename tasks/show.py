@@ -31,10 +31,11 @@ def show_results(report: Path) -> None:
     if page:
         log(f"report in MLflow, while `reread ui` runs: {page}")
     split = metrics["evaluated_on"]
+    where = f"the {split} split" + (f" of each of {metrics['folds']} folds" if "folds" in metrics else "")
     create_table_artifact(
         table=[*(_row(variant, about, split) for variant, about in metrics["variants"].items()), *_baselines(metrics)],
         key=artifact_key(name, "variants"),
-        description=f"Variants and baselines of {name} on the {split} split: mean and 95 % interval over seeds",
+        description=f"Variants and baselines of {name} on {where}: mean and 95 % interval over seeds",
     )
     lines = [
         f"- **{one['verdict']}**: {one['claim']} {one['sentence']}" + (f" ({one['source']})" if one["source"] else "")

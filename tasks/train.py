@@ -17,13 +17,13 @@ from reread.planning.search import rounds
 from reread.storage.errors import InputError, command
 from reread.storage.files import remove_directory, write_json
 from reread.storage.locks import run_locked
-from reread.storage.run_folder import RunFolder
+from reread.storage.run_folder import RunFolder, name_of
 from reread.tracking.journal import TrackedRun, Tracker, settle, waiting
 from reread.tracking.runs import ORIGIN, open_tracking
 from reread.training.launcher import STOPPING, TrainingFailed, TrainingStopped, kept_processes, run_training
 from reread.verdicts.verify import RUNS
 from tasks.background import is_in_background, track
-from tasks.board import BOARD, name_of
+from tasks.board import BOARD
 from tasks.machine import refuse_other_machine
 from tasks.prefect_run import is_retry
 from tasks.preprocess import preprocess
@@ -175,7 +175,7 @@ def main() -> None:
     BOARD.expect(plan.jobs(prepared), plan.environment.workers)
     with kept_processes(), ThreadPoolExecutor(plan.environment.workers) as pool:
         runs = {
-            (job["variant"], job["seed"]): Path(folder)
+            (job["variant"], job["seed"], job.get("fold", 0)): Path(folder)
             for jobs in rounds(plan, prepared)
             for job, folder in zip(jobs, pool.map(train.fn, jobs), strict=True)
         }

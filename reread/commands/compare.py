@@ -202,21 +202,28 @@ def list_of_runs() -> list[dict[str, Any]]:
             "experiment": run.job.get("experiment", ""),
             "variant": run.job["variant"],
             "seed": run.job["seed"],
+            **({"fold": run.job["fold"]} if "fold" in run.job else {}),
             "validation": run.result["validation"]["score"] if run.finished else None,
             "epochs": run.result.get("epochs"),
         }
-        for run in sorted(runs, key=lambda run: (run.job.get("experiment", ""), run.job["variant"], run.job["seed"]))
+        for run in sorted(runs, key=place)
     ]
+
+
+def place(run: RunFolder) -> tuple[Any, ...]:
+    """Return the place of a run in the list: by experiment, variant, seed and, of cross-validation, fold."""
+    return run.job.get("experiment", ""), run.job["variant"], run.job["seed"], run.job.get("fold", 0)
 
 
 def table_of_runs(listed: list[dict[str, Any]]) -> Table:
     table = Table(box=None, padding=(0, 3, 0, 0), title=f"{read_environment().runs}/", title_justify="left")
-    for name in listed[0]:
+    for name in (name for name in listed[0] if name != "fold"):
         justify: Literal["left", "right"] = "right" if name in ("seed", "validation", "epochs") else "left"
         # A key that is typed again is not shortened, however narrow the terminal.
         table.add_column(name.replace("_", " "), justify=justify, no_wrap=name == "run_key", overflow="fold")
     for run in listed:
         score = "not finished" if run["validation"] is None else f"{run['validation']:.4f}"
         epochs = "" if run["epochs"] is None else str(run["epochs"])
-        table.add_row(run["run_key"], run["experiment"], run["variant"], str(run["seed"]), score, epochs)
+        seed = f"{run['seed']}, fold {run['fold']}" if "fold" in run else str(run["seed"])
+        table.add_row(run["run_key"], run["experiment"], run["variant"], seed, score, epochs)
     return table

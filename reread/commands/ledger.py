@@ -49,6 +49,5 @@ def command(
     table.add_column("changed")
     for entry in shown:
         versions = ", ".join(f"{name} {version[:DIGITS]}".strip() for name, version in entry.data.items())
-        note = f" (added afterwards: {entry.added})" if entry.added else ""
-        table.add_row(entry.date, entry.reader, versions, entry.changed + note)
+        table.add_row(entry.date, entry.reader, versions, entry.changed + entry.note)
     Console().print(table)

@@ -56,6 +56,11 @@ def command(
     as_json: AsJson = False,
 ) -> None:
     plan = plan_of(experiment)
+    if plan.folds is not None:
+        raise InputError(
+            f"experiment '{experiment}' is cross-validated, and results/ keep one run of a variant and seed: "
+            f"the report in {plan.report_directory} has its verdicts"
+        )
     refuse_untuned(plan)
     report = plan.report_directory
     again = f"run `reread run --experiment {experiment}`"

@@ -99,10 +99,12 @@ def print_plan(plan: "Plan", as_json: bool) -> None:
         print_json({"plan": plan.record(), "runs": runs, "reach": reach})
         return
     table = Table(title=plan.title, title_justify="left")
-    for name in ("variant", "seed", "run", "state"):
-        table.add_column(name, justify="right" if name == "seed" else "left")
+    numbers = ["seed"] if plan.folds is None else ["seed", "fold"]
+    for name in ("variant", *numbers, "run", "state"):
+        table.add_column(name, justify="right" if name in numbers else "left")
     for run in runs:
-        table.add_row(run["variant"], str(run["seed"]), run["run_key"] or "not known: no arrays yet", run["state"])
+        of_run = [str(run[name]) for name in numbers]
+        table.add_row(run["variant"], *of_run, run["run_key"] or "not known: no arrays yet", run["state"])
     print_table(table)
     cached = sum(run["state"] == CACHED for run in runs)
     print(f"{len(runs)} runs: {cached} cached, {len(runs) - cached} to train")
@@ -113,14 +115,16 @@ def print_plan(plan: "Plan", as_json: bool) -> None:
 
 
 def planned_runs(plan: "Plan") -> list[dict[str, Any]]:
-    """Return each run: variant, seed, run_key (None where its arrays are not prepared), and state (cached, train)."""
-    jobs = {(job["variant"], job["seed"]): job for job in plan.known_jobs()}
+    """Return each run: variant, seed, the number of its fold where there are folds, run_key (None where its arrays are
+    not prepared), and state (cached, train)."""
+    jobs = {(job["variant"], job["seed"], job.get("fold")): job for job in plan.known_jobs()}
     runs = []
     for seed in plan.seeds:
         for variant in plan.variants:
-            job = jobs.get((variant, seed))
-            cached = job is not None and RunFolder(Path(job["run_directory"])).finished
-            run_key = job["run_key"] if job else None
-            state = CACHED if cached else TO_TRAIN
-            runs.append({"variant": variant, "seed": seed, "run_key": run_key, "state": state})
+            for fold in plan.folds_of(seed):
+                job = jobs.get((variant, seed, fold and fold.number))
+                cached = job is not None and RunFolder(Path(job["run_directory"])).finished
+                about = {"variant": variant, "seed": seed, **({"fold": fold.number} if fold else {})}
+                state = CACHED if cached else TO_TRAIN
+                runs.append({**about, "run_key": job["run_key"] if job else None, "state": state})
     return runs

@@ -26,6 +26,7 @@ from sklearn.metrics import roc_curve
 
 from reread.evaluation.baselines import Baseline
 from reread.evaluation.records import RunRecord
+from reread.evaluation.repeated_baseline import seeds_of
 from reread.evaluation.tables import write_table
 from reread.goals import bounds, goal
 from reread.goals.classification import calibration_bin, class_scores, one_hot, rank_pairs, won_pairs
@@ -116,8 +117,13 @@ def subjects(
                 )
             )  # fmt: skip
         for one in baselines.get(data, {}).values():
-            measured, probabilities = [one.metrics[split]], [one.probabilities[split]]
-            found.append(Subject(data, one.name, *about, measured, probabilities, [one.metrics["validation"]]))
+            each = list(seeds_of(one).values())
+            measured, probabilities = (
+                [seed.metrics[split] for seed in each],
+                [seed.probabilities[split] for seed in each],
+            )
+            validated = [seed.metrics["validation"] for seed in each]
+            found.append(Subject(data, one.name, *about, measured, probabilities, validated))
     return found
 
 

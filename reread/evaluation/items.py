@@ -9,7 +9,7 @@ classes, all rows of a data set in one order.
     DATA/task           the task, text; absent where the dimensions of the labels say whether a row has one or several
     DATA/groups         the number of each row's group (film, patient), uint32 [m]; absent where no groups are known
     KIND/RUN_KEY        of a run, whose variant and seed are in runs.json and metrics.json
-    KIND/DATA/BASELINE  of a baseline
+    KIND/DATA/BASELINE  of a baseline; of cross-validation KIND/DATA/BASELINE/SEED
 
 KIND is the least that the metrics of the experiment's comparisons on that data set need:
 
@@ -87,7 +87,7 @@ def write_items(path: Path, data_sets: Mapping[str, DataSet], arrays: Mapping[st
 class Recomputed:
     """What the published items give for a comparison: both sides' scores by seed, and what the choice of items leaves.
 
-    A baseline and a published figure have one score and no seed.
+    A baseline and a published figure have one score and no seed. A baseline of cross-validation has one per seed.
     """
 
     treatment: Side
@@ -196,9 +196,14 @@ def recompute(folder: Path, comparison: Mapping[str, Any], resamples: int = RESA
     def side(name: str) -> tuple[Side, list[np.ndarray]] | None:
         if name not in variants and reference is not None:
             return Side([float(reference)]), []
-        seeds = sorted(map(int, variants[name]["seeds"])) if name in variants else []
+        about = variants[name] if name in variants else metrics["baselines"].get(data_name, {}).get(name, {})
+        seeds = sorted(map(int, about.get("seeds", ())))
         if name in variants:
             found = [of_run(name, seed) for seed in seeds]
+        elif seeds:
+            found = [
+                None if tuned else items.probabilities(f"{data_name}/{name}/{seed}", data, metric) for seed in seeds
+            ]
         else:
             found = [None if tuned else items.probabilities(f"{data_name}/{name}", data, metric)]
         known = [one for one in found if one is not None]

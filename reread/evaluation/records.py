@@ -11,6 +11,7 @@ import pandas as pd
 
 from reread.evaluation.baselines import Baseline
 from reread.evaluation.items import ITEMS, DataSet, decides, kind_for, write_items
+from reread.evaluation.repeated_baseline import seeds_of
 from reread.goals import PREDICTIONS, goal
 from reread.storage.digests import whole
 from reread.storage.errors import InputError
@@ -36,6 +37,11 @@ class RunRecord:
     @cached_property
     def run(self) -> RunFolder:
         return RunFolder(Path(self.run_directory))
+
+    @property
+    def key(self) -> str:
+        """The run's key."""
+        return self.run.key
 
     @property
     def result(self) -> dict[str, Any]:
@@ -169,11 +175,13 @@ def write_evidence(
             # Of a run known from results/ there may be less than is asked for now.
             own = kind if record.has_probabilities(split) else record.kind(split)
             if own is not None:
-                arrays[f"{own}/{record.run.key}"] = asked.encode(own, record.probabilities(split), labels)
-        for name, one in baselines.get(data, {}).items():
-            arrays[f"{kind}/{data}/{name}"] = asked.encode(kind, one.probabilities[split], labels)
+                arrays[f"{own}/{record.key}"] = asked.encode(own, record.probabilities(split), labels)
+        for name, found in baselines.get(data, {}).items():
+            for seed, one in seeds_of(found).items():
+                of_seed = "" if seed is None else f"/{seed}"
+                arrays[f"{kind}/{data}/{name}{of_seed}"] = asked.encode(kind, one.probabilities[split], labels)
     write_items(folder / ITEMS, data_sets, arrays)
-    write_files(folder / FILES, {record.run.key: record.files(splits) for record in records})
+    write_files(folder / FILES, {record.key: record.files(splits) for record in records})
 
 
 def best_first(records: Sequence[RunRecord], best_seeds: Mapping[str, int]) -> list[RunRecord]:

@@ -17,10 +17,12 @@ from reread import kinds
 from reread.evaluation import charts, tables
 from reread.evaluation.baselines import Baseline
 from reread.evaluation.by_class import write_class_figures
+from reread.evaluation.folds import Repetition
 from reread.evaluation.head import recommendations, warnings_of
 from reread.evaluation.items import item_spread
 from reread.evaluation.page import VEGA, WORDS, render
 from reread.evaluation.records import RunRecord, write_evidence
+from reread.evaluation.repeated_baseline import seeds_of
 from reread.evaluation.summary import at_an_end, champion_of, so_far, summarise
 from reread.goals import goal, higher_is_better, metric_title, metric_value, metric_words
 from reread.storage.digests import digested_directory
@@ -28,7 +30,20 @@ from reread.storage.errors import InputError, refuse_unknown
 from reread.storage.files import write_json, write_text
 from reread.storage.ledger import SplitRead
 from reread.verdicts.reads import Fixed, earlier_reads, reads_of, standing
-from reread.verdicts.rule import RULE, Comparison, Measured, Side, Verdict, judge, kind_of, named, perfect, which_look
+from reread.verdicts.rule import (
+    NETWORKS,
+    RULE,
+    RULE_OF_FOLDS,
+    Comparison,
+    Measured,
+    Side,
+    Verdict,
+    judge,
+    kind_of,
+    named,
+    perfect,
+    which_look,
+)
 from reread.verdicts.statistics import rounded
 
 # Pairs of classes in the table of confusions.
@@ -97,12 +112,14 @@ def evaluate_experiment(
         if record is not None:
             write_json(working / "plan.json", record)
         about = {"experiment": experiment["name"], "evaluated_on": split, **({"so_far": missing} if missing else {})}
+        about |= {"folds": experiment["folds"]} if experiment.get("folds") else {}
         write_json(working / "verdicts.json", {**about, "verdicts": judged, "warnings": warnings})
         write_json(working / "latency.json", times)
         write_evidence(records, baselines, splits, experiment.get("comparisons", ()), working)
         written = write_tables(records, baselines, verdicts, split, working)
         by_class = write_class_figures(records, baselines, split, drawn, working)
-        explanations = write_explanations(metrics, records, split, working)
+        # Of a repetition there is no one network that answers.
+        explanations = [] if experiment.get("folds") else write_explanations(metrics, records, split, working)
         page = report_page(
             experiment,
             metrics,
@@ -171,6 +188,7 @@ def report_page(
         "report.html",
         [VEGA, "report.js", "tables.js"],
         experiment=experiment,
+        folds=experiment.get("folds"),
         metrics=metrics,
         verdicts=verdicts,
         split=metrics["evaluated_on"],
@@ -188,7 +206,7 @@ def report_page(
         warnings=warnings,
         at_an_end=at_an_end,
         higher=higher_is_better,
-        rule=RULE,
+        rule=f"{RULE}\n\n{RULE_OF_FOLDS}" if experiment.get("folds") else RULE,
         margin=experiment["equivalence_margin"],
         links=links or Links(),
         reads=reads,
@@ -271,7 +289,7 @@ def measure(
 ) -> Measured | None:
     """Return the scores of both sides by seed, or None where a variant has none.
 
-    A baseline has one figure, and so has a published reference.
+    A baseline has one figure, or of cross-validation one per seed; a published reference has one.
     """
     names, metric = (comparison.treatment, comparison.control), comparison.metric
     sides = [sorted((one for one in records if one.variant == name), key=lambda record: record.seed) for name in names]
@@ -314,19 +332,22 @@ def measure(
             return Side(scores, [run.seed for run in runs]), found
         there = baselines.get(first.data, {})
         refuse_unknown([name], there, f"comparison '{comparison.name}': the baselines of {first.data}")
-        one = there[name]
-        score = defined(metric_value(one.metrics[split], metric))
-        return Side([score]), [asked.judged(metric, one.probabilities[split], one.metrics["validation"])]
+        by_seed = seeds_of(there[name])
+        scores = [defined(metric_value(one.metrics[split], metric)) for one in by_seed.values()]
+        found = [asked.judged(metric, one.probabilities[split], one.metrics["validation"]) for one in by_seed.values()]
+        return Side(scores, [seed for seed in by_seed if seed is not None]), found
 
     (treatment, of_treatment), (control, of_control) = map(measured_side, names, sides)
     flags = [
-        perfect(name, side.scores, name != comparison.baseline)
+        perfect(name, side.scores, bool(side.seeds))
         for name, side, there in zip(names, (treatment, control), (of_treatment, of_control), strict=True)
         if there and comparison.higher_is_better
     ]
     measure_of = asked.metric(metric, classes)
     items = item_spread(measure_of, of_treatment, of_control, labels, groups=first.groups(split))
-    return Measured(kind_of(comparison), treatment, control, items, list(filter(None, flags)))
+    kind = NETWORKS if treatment.seeds and control.seeds else kind_of(comparison)
+    overlap = first.test_to_train if isinstance(first, Repetition) else 0.0
+    return Measured(kind, treatment, control, items, list(filter(None, flags)), test_to_train=overlap)
 
 
 def write_tables(

@@ -12,7 +12,9 @@ from typing import Any
 import numpy as np
 
 from reread.evaluation.baselines import Baseline
+from reread.evaluation.folds import Repetition
 from reread.evaluation.records import RunRecord
+from reread.evaluation.repeated_baseline import RepeatedBaseline
 from reread.goals import bounds, goal
 from reread.verdicts.statistics import mean_interval, rounded
 
@@ -31,7 +33,7 @@ def summarise(
     """Return the nested values of metrics.json, which ``dvc metrics diff`` reads: variants, baselines, champions.
 
     An experiment with a grid has ``tuned`` as well, one with ``repeated`` test rows ``without_repeated``, and one
-    of which seeds are missing ``so_far``.
+    of which seeds are missing ``so_far``. One that is cross-validated has ``folds``: its splits are of all rows.
     """
     variants = {}
     for name in experiment["variants"]:
@@ -45,6 +47,7 @@ def summarise(
         {
             "experiment": experiment["name"],
             "evaluated_on": splits[-1],
+            **({"folds": experiment["folds"]} if experiment.get("folds") else {}),
             "variants": variants,
             "baselines": {
                 data: {name: summarise_baseline(found, splits, tasks[data]) for name, found in mine.items()}
@@ -81,6 +84,7 @@ def summarise_variant(
         result = record.result
         seeds[str(record.seed)] = {
             "run_key": result["run_key"],
+            **({"folds": result["folds"]} if "folds" in result else {}),
             "epochs": result["epochs"],
             "best_epoch": result["best_epoch"],
             "ended": ended(result),
@@ -132,8 +136,11 @@ def was_still_improving(record: RunRecord) -> bool:
     """Return whether a run ended at its best epoch while its rate was still high: more epochs might have helped.
 
     A rate is high above a quarter of the run's highest. A schedule that decays is designed to end at its best epoch,
-    which says nothing: of that only a longer schedule tells whether it was long enough.
+    which says nothing: of that only a longer schedule tells whether it was long enough. Of a repetition: half its runs.
     """
+    if isinstance(record, Repetition):
+        each = [was_still_improving(one) for one in record.folds]
+        return 2 * sum(each) >= len(each)
     result = record.result
     if result["stopped"] == "patience" or result["best_epoch"] < result["epochs"]:
         return False
@@ -165,18 +172,27 @@ def best_seed(seeds: Mapping[str, Mapping[str, Any]], score: str) -> int:
 
 
 def summarise_baseline(baseline: Baseline, splits: Sequence[str], task: str) -> dict[str, Any]:
-    """Summarise a baseline: the same metrics as a variant's, one fit and no seeds."""
+    """Summarise a baseline: the same metrics as a variant's, one fit and no seeds; of cross-validation the means over
+    seeds, and under ``seeds`` the metrics of each."""
+    by_seed = baseline.by_seed if isinstance(baseline, RepeatedBaseline) else {}
+    seeds = {str(seed): measured_of(one, splits, task) for seed, one in by_seed.items()}
     return {
         "name": baseline.name,
         "parameters": baseline.parameters,
         "chosen": baseline.chosen,
         "temperature": baseline.temperature,
         "grid": baseline.grid,
-        **{
-            split: {name: measured[name] for name in goal(task).names} | counts(measured)
-            for split in splits
-            if (measured := baseline.metrics[split])
-        },
+        **measured_of(baseline, splits, task),
+        **({"seeds": seeds} if seeds else {}),
+    }
+
+
+def measured_of(baseline: Baseline, splits: Sequence[str], task: str) -> dict[str, dict[str, Any]]:
+    """Return the metrics of a baseline and its counts of rows, by split."""
+    return {
+        split: {name: measured[name] for name in goal(task).names} | counts(measured)
+        for split in splits
+        if (measured := baseline.metrics[split])
     }
 
 

@@ -52,7 +52,9 @@ def data_table(metrics: Mapping[str, Any], data: str) -> Table:
     variants = {name: one for name, one in metrics["variants"].items() if one["data"] == data}
     first = next(iter(variants.values()))
     names = list(dict.fromkeys([first["score"], *goal(first["task"]).shown_names]))[:MOST_METRICS]
-    title = f"{data}, {split} split: mean and 95 % interval over seeds"
+    folds = metrics.get("folds")
+    where = f"all rows by the {split} splits of {folds} folds" if folds else f"{split} split"
+    title = f"{data}, {where}: mean and 95 % interval over seeds"
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
     table.add_column("variant", overflow="fold", min_width=min(LEAST_NAME, max(map(len, variants))))
     titles = [metric_title(name) + ("" if higher_is_better(name) else " ↓") for name in names]

@@ -35,7 +35,11 @@ def undecidable(experiment: Experiment, variants: list[str] | None, seeds: list[
     count = sum(set(networks(one)) <= chosen for one in experiment.comparisons)
     number = len(seeds or experiment.seeds)
     # Two networks need fewer seeds than one network and a figure.
-    figures = all(len(networks(one)) == 1 for one in experiment.comparisons if set(networks(one)) <= chosen)
+    figures = all(
+        one.get("reference") is not None or (len(networks(one)) == 1 and experiment.folds is None)
+        for one in experiment.comparisons
+        if set(networks(one)) <= chosen
+    )
     alpha = experiment.alpha_of_a_look
     needed, for_equivalence = (least_seeds(alpha, count, sides, figures) for sides in (2, 1))
     if not count or number >= needed:

@@ -49,6 +49,7 @@ from reread.planning.schema import (
 )
 from reread.planning.space import axes, nested
 from reread.planning.validation import validate
+from reread.preprocessing.folds import FEWEST
 from reread.preprocessing.manifest import MANIFEST_PATH, Manifest
 from reread.preprocessing.sources import SOURCES
 from reread.storage.errors import InputError, nearest, refuse_unknown
@@ -79,7 +80,8 @@ class Design:
     ``withhold_untuned``: no verdict on a side that was still learning, or whose settings are at the edge of its tuning.
     ``second_look``: how many seeds of each variant the experiment may grow to; None where it may not.
     ``trials`` maps each variant that a grid or a search was applied to, to the variants that it became. ``search`` has
-    the settings of the search, and the space of each variant under ``spaces``; None where there is none.
+    the settings of the search, and the space of each variant under ``spaces``; None where there is none. ``folds``: of
+    cross-validation, of which each seed is a repetition; None where the data's own split is used.
     """
 
     name: str
@@ -95,6 +97,7 @@ class Design:
     metric: str | None = None
     withhold_untuned: bool = False
     second_look: int | None = None
+    folds: int | None = None
 
     @property
     def alpha_of_a_look(self) -> float:
@@ -204,6 +207,7 @@ def load_experiment(
             f"{path} has {len(file.seeds)} seeds and second_look is {file.second_look}: an experiment grows to the "
             "seeds that it declared, and no further"
         )
+    _refuse_folds(file, path)
     return Experiment(
         name=name,
         title=file.title,
@@ -216,11 +220,22 @@ def load_experiment(
         metric=file.metric,
         withhold_untuned=file.withhold_untuned,
         second_look=file.second_look,
+        folds=file.folds,
         tuning=file.tuning.model_dump(exclude_none=True),
         trials={key: list(of_it) for key, of_it in trials.items()},
         search=_search(file, path),
         summary=file.summary,
     )
+
+
+def _refuse_folds(file: ExperimentFile, path: Path) -> None:
+    """Raise InputError for fewer folds than there can be, and for a search, which reads one split."""
+    if file.folds is not None and file.folds < FEWEST:
+        raise InputError(
+            f"{path}: folds is {file.folds}: give {FEWEST} or more, one to test, one to validate and one to train"
+        )
+    if file.folds is not None and file.search is not None:
+        raise InputError(f"{path} has folds and a search, which reads one validation split: remove one of them")
 
 
 def _search(file: ExperimentFile, path: Path) -> dict[str, Any] | None:

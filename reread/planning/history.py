@@ -21,7 +21,7 @@ from reread.storage.git import SOURCE, Commit, commits, file_at
 from reread.verdicts import rule
 from reread.verdicts.reads import Fixed
 
-NUMBERS = ("equivalence_margin", "alpha", "evaluate_on", "metric", "withhold_untuned", "second_look", "seeds")
+NUMBERS = ("equivalence_margin", "alpha", "evaluate_on", "metric", "withhold_untuned", "second_look", "seeds", "folds")
 DECIDED_BY = ("treatment", "control", "reference", "metric", "equivalence_margin")
 RULE_FILE = Path(rule.__file__)
 # The line of reread/verdicts/rule.py that has the version of the rule.

@@ -18,7 +18,10 @@ from reread.planning.environment import Environment
 from reread.planning.experiment import Design
 from reread.planning.published import published_runs, restore
 from reread.planning.validation import read
+from reread.preprocessing.folds import Fold, folds_of
+from reread.preprocessing.folds import key as fold_key
 from reread.preprocessing.manifest import Manifest
+from reread.preprocessing.settings import FOLD
 from reread.storage.errors import InputError, refuse_unknown
 from reread.storage.files import content_key, read_json, read_object
 from reread.storage.prepared import DESCRIPTION
@@ -29,7 +32,7 @@ from reread.training.settings import Settings as TrainingSettings
 # The plan beside a report and beside published results.
 PLAN = "plan.json"
 # Parts of a design that few experiments have: the records and keys of the others do without them.
-OPTIONAL = ("metric", "withhold_untuned", "second_look")
+OPTIONAL = ("metric", "withhold_untuned", "second_look", "folds")
 
 
 @dataclass(frozen=True)
@@ -162,24 +165,29 @@ class Plan(Design):
 
         InputError for a data set that is not ingested yet.
         """
-        found = {}
+        found: dict[str, dict[str, Any]] = {}
         workers = {"processes": self.environment.preprocessing, "scheduler": self.environment.dask_scheduler}
         for variant in self.variants.values():
             if variant.prepared_key is None:
                 Manifest.load().entry(variant.data)  # says how to ingest it
                 raise InputError(f"data set '{variant.data}' was ingested after this plan was made: make it again")
-            directory = self.environment.prepared / variant.prepared_key
-            found[variant.prepared_key] = {
-                "data": variant.data,
-                "settings": dict(variant.preprocessing),
-                "key": variant.prepared_key,
-                "directory": str(directory),
-                "workers": workers,
-            }
+            for fold in (fold for seed in self.seeds for fold in self.folds_of(seed)):
+                key = arrays_key(variant.prepared_key, fold)
+                found[key] = {
+                    "data": variant.data,
+                    "settings": {**variant.preprocessing, **({FOLD: dataclasses.asdict(fold)} if fold else {})},
+                    "key": key,
+                    "directory": str(self.environment.prepared / key),
+                    "workers": workers,
+                }
         return found
 
+    def folds_of(self, seed: int) -> list[Fold | None]:
+        """Return the runs of a variant on a seed: one for each fold, or one by the data's own split (None)."""
+        return [None] if self.folds is None else [*folds_of(self.folds, seed)]
+
     def jobs(self, prepared: Mapping[str, str] | None = None) -> list[dict[str, Any]]:
-        """Return the complete job of each (seed, variant); ``prepared`` maps prepared keys to folders.
+        """Return the complete job of each (seed, variant), and fold; ``prepared`` maps prepared keys to folders.
 
         A run that is not in runs/ and is published in results/ is restored from there (reread/planning/published.py):
         its job names the machine that trained it. InputError where arrays are not prepared yet.
@@ -189,8 +197,9 @@ class Plan(Design):
         published = published_runs(self.name) if self.environment.published else {}
         machines = {content_key(one["key_parts"]["machine"]): one["key_parts"]["machine"] for one in published.values()}
 
-        def job(variant: Variant, seed: int, key: str) -> dict[str, Any]:
-            about = (variant, seed, folders[key], descriptions[key])
+        def job(variant: Variant, seed: int, fold: Fold | None, prepared_key: str) -> dict[str, Any]:
+            key = arrays_key(prepared_key, fold)
+            about = (variant, seed, fold, folders[key], descriptions[key])
             here = self._job(*about, self.machine, self.environment.processes_per_run)
             if RunFolder(Path(here["run_directory"])).finished:
                 return here
@@ -202,9 +211,10 @@ class Plan(Design):
             return here
 
         return [
-            job(variant, seed, key)
+            job(variant, seed, fold, key)
             for seed in self.seeds
             for variant in self.variants.values()
+            for fold in self.folds_of(seed)
             if (key := variant.prepared_key)
         ]
 
@@ -217,7 +227,12 @@ class Plan(Design):
         known = {
             name: variant
             for name, variant in self.variants.items()
-            if variant.prepared_key and (self.environment.prepared / variant.prepared_key / DESCRIPTION).is_file()
+            if variant.prepared_key
+            and all(
+                (self.environment.prepared / arrays_key(variant.prepared_key, fold) / DESCRIPTION).is_file()
+                for seed in self.seeds
+                for fold in self.folds_of(seed)
+            )
         }
         return dataclasses.replace(self, variants=known).jobs()
 
@@ -245,6 +260,7 @@ class Plan(Design):
         self,
         variant: Variant,
         seed: int,
+        fold: Fold | None,
         prepared: str,
         description: Mapping[str, Any],
         machine: Mapping[str, Any],
@@ -264,6 +280,7 @@ class Plan(Design):
             "model": variant.model,
             "data": variant.data,
             "seed": seed,
+            **({"fold": fold.number, "folds": fold.count} if fold else {}),
             "network": dict(variant.network),
             "training": dict(variant.training),
             "machine": machine,
@@ -273,6 +290,11 @@ class Plan(Design):
             "runs_per_gpu": self.environment.runs_per_gpu,
             "processes": processes,
         }
+
+
+def arrays_key(prepared_key: str, fold: Fold | None) -> str:
+    """Return the prepared key of a fold; ``prepared_key`` is that by the data's own split."""
+    return prepared_key if fold is None else fold_key(prepared_key, fold)
 
 
 def job_settings(job: Mapping[str, Any]) -> tuple[Any, Any]:

@@ -38,6 +38,7 @@ def plan_reach(plan: Plan, root: Path = Path()) -> list[Reach]:
         items,
         evidence(plan, root),
         plan.tuning.get("spread"),
+        plan.folds,
     )
 
 
@@ -67,6 +68,8 @@ def evaluated_rows(plan: Plan, name: str, manifest: Manifest, root: Path = Path(
     Where its arrays are not prepared, this is at most what ``rows_per_class`` leaves of the split.
     """
     variant = plan.variants[name]
+    if plan.folds is not None:
+        return manifest.entry(variant.data).rows
     description = root / plan.environment.prepared / (variant.prepared_key or "") / DESCRIPTION
     if description.is_file():
         start, end = map(int, read_json(description)["splits"][plan.evaluate_on])

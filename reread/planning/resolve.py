@@ -168,6 +168,15 @@ def _with_data(variant: Variant, about: Mapping[str, str], manifest_path: Path) 
     return dataclasses.replace(variant, prepared_key=key)
 
 
+def _refuse_folds(count: int, variant: Variant, known: Mapping[str, DataSetEntry]) -> None:
+    """Raise InputError for rows that are chosen by the data's own split, and for more folds than rows."""
+    for name in ROW_SETTINGS:
+        if variant.preprocessing.get(name) is not None:
+            raise InputError(f"preprocessing.{name} chooses rows of the data's own split: remove it, or 'folds'")
+    if variant.data in known and count > known[variant.data].rows:
+        raise InputError(f"folds is {count}, and {variant.data} has {known[variant.data].rows} rows: give fewer folds")
+
+
 def _check(plan: Plan, known: Mapping[str, DataSetEntry]) -> None:
     """Refuse a model and data that do not fit, variants that read other rows, and comparisons of what there is not."""
     from models.layers.embedding import refuse_missing_vectors  # torch takes a second to import
@@ -180,6 +189,8 @@ def _check(plan: Plan, known: Mapping[str, DataSetEntry]) -> None:
                 models.refuse_other_kind(variant.model, variant.data, about["kind"])
             prepared_vectors = bool(variant.preprocessing.get("word_vectors"))
             refuse_missing_vectors(variant.network.get("word_vectors", "random"), variant.data, prepared_vectors)
+            if plan.folds is not None:
+                _refuse_folds(plan.folds, variant, known)
             choice = {key: variant.preprocessing.get(key) for key in ROW_SETTINGS}
             first, of_first = rows.setdefault(variant.data, (name, choice))
             if choice != of_first:
@@ -206,6 +217,11 @@ def _check(plan: Plan, known: Mapping[str, DataSetEntry]) -> None:
                 raise InputError(
                     f"{where}: equivalence_margin is {margin:g}, but {comparison['metric']} lies between {least:g} and "
                     f"{most:g}: give the smallest difference that matters"
+                )
+            if plan.folds is not None and goal(about["task"]).reads_validation(comparison["metric"]):
+                raise InputError(
+                    f"{where}: {comparison['metric']} has thresholds of the validation split, and of cross-validation "
+                    "each row is a row of it: choose a metric without thresholds"
                 )
             reference = comparison.get("reference", 0.0)
             if reference > 1 and higher_is_better(comparison["metric"]):

@@ -42,9 +42,10 @@ def find_run(name: str, root: Path | None = None) -> RunFolder:
     raise InputError(f"no run '{name}' in {root}/: {hint}")
 
 
-def run_records(runs: Mapping[tuple[str, int], Path], without_weights: bool = False) -> list[dict[str, Any]]:
-    """Return the records of runs, given their folders by variant and seed; see ``run_record``."""
-    return [run_record(folder, variant, without_weights) for (variant, _), folder in sorted(runs.items())]
+def run_records(runs: Mapping[tuple[Any, ...], Path], without_weights: bool = False) -> list[dict[str, Any]]:
+    """Return the records of runs, given their folders by variant, seed and, of cross-validation, fold; see
+    ``run_record``."""
+    return [run_record(folder, variant, without_weights) for (variant, *_), folder in sorted(runs.items())]
 
 
 def run_record(directory: Path, variant: str, without_weights: bool = False) -> dict[str, Any]:

@@ -151,6 +151,7 @@ class ExperimentFile(File):
     second_look: seeds of each variant that may be reached by adding some after a first verdict. Each of the two looks
     has half of alpha.
     withhold_untuned: no verdict on a side that was still learning, or whose settings are at the edge of its tuning.
+    folds: of cross-validation; each seed then has a run for each fold (reread/preprocessing/folds.py).
     """
 
     title: Text
@@ -167,6 +168,7 @@ class ExperimentFile(File):
     metric: Text | None = None
     withhold_untuned: bool = False
     second_look: Annotated[int, Field(ge=2, le=10_000)] | None = None
+    folds: int | None = None
     tuning: Tuning = Tuning()
     tunes: Text | None = None
     variants_of: Text | None = None

@@ -15,10 +15,10 @@ from typing import Any
 import numpy as np
 
 from reread import goals, kinds
-from reread.preprocessing import tokenised, tokenizer
+from reread.preprocessing import folds, tokenised, tokenizer
 from reread.preprocessing.manifest import DATA_DIRECTORY, MANIFEST_PATH, Manifest, open_data_set
 from reread.preprocessing.raw import refuse_shared_groups
-from reread.preprocessing.settings import settings_for
+from reread.preprocessing.settings import FOLD, settings_for
 from reread.storage.digests import digested_directory as published_directory
 from reread.storage.files import content_key, read_json, sha256_file, write_json
 from reread.storage.locks import file_lock
@@ -45,9 +45,13 @@ LEFT_OUT = (
 def prepared_key(name: str, settings: Mapping[str, Any] | None, manifest_path: Path = MANIFEST_PATH) -> str:
     """Return the name of the folder in prepared/ for data set ``name``, read from the manifest alone.
 
-    ``settings`` is what params.yaml has under ``preprocessing: NAME``. It makes no difference whether a default is
-    written out. InputError for an unknown data set, an unknown setting or a value out of its range.
+    ``settings`` is what params.yaml has under ``preprocessing: NAME``, and of cross-validation the fold. It makes no
+    difference whether a default is written out. InputError for an unknown data set, an unknown setting or a value out
+    of its range.
     """
+    if folds.asked(settings):
+        whole = {key: value for key, value in settings.items() if key != FOLD}
+        return folds.key(prepared_key(name, whole, manifest_path), folds.Fold.of(settings))
     entry = Manifest.load(manifest_path).entry(name)
     if goals.beyond_labels(entry.task):  # the code that makes its targets counts as its content does
         source = numeric_digest([goals.module_of(entry.task)], without=LEFT_OUT)
@@ -108,11 +112,16 @@ def prepare(
         entry = data.entry
         typed = settings_for(entry.kind, name, settings)
         with published_directory(directory, replace=fresh) as working:
+            if folds.asked(settings):
+                data = folds.with_split(data, folds.Fold.of(settings), working / FOLD)
             about = kinds.load(kinds.kind(entry.kind).prepare)(data, typed, working)
             write_groups(data, working)
             if goals.beyond_labels(entry.task):
                 targets = np.load(working / "labels.npy", allow_pickle=False)[slice(*about["splits"]["train"])]
                 about |= goals.goal(entry.task).description(targets)
+            if folds.asked(settings):
+                about |= {FOLD: dict(settings[FOLD])}
+                shutil.rmtree(working / FOLD)
             description = {
                 "schema": SCHEMA,
                 "name": name,

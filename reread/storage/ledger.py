@@ -12,6 +12,7 @@ results/test-reads.jsonl is committed, one JSON object per line:
     changed  what differs from the reader's last entry, or from the last one that shares a network's settings
     parts    a short key of each named part of the plan, from which ``changed`` is found
     run      of a run that was evaluated alone: its key; ``plan`` is then the key of its settings
+    folds    of an experiment that is cross-validated: how many; each row of the data was a row of test in turn
     added    of an entry that was added afterwards: the commit that shows the read
     before   the sha256 of the line before, without its end; "" in the first line
 
@@ -60,6 +61,7 @@ class SplitRead:
     changed: str
     parts: Mapping[str, str] = field(default_factory=dict)
     run: str | None = None
+    folds: int | None = None
     added: str | None = None
     before: str = ""
 
@@ -69,9 +71,15 @@ class SplitRead:
         return self.reader, self.plan, tuple(sorted(self.data.items()))
 
     def line(self) -> str:
-        """Return the entry as a line of the ledger, without its end; ``run`` and ``added`` only where there is one."""
+        """Return the entry as a line of the ledger, without its end; a field that is None is left out."""
         values = {name: value for name, value in asdict(self).items() if value is not None}
         return json.dumps(values, ensure_ascii=False)
+
+    @property
+    def note(self) -> str:
+        """What a list of reads says beside ``changed``."""
+        folds = f" (each row in turn, by {self.folds} folds)" if self.folds else ""
+        return folds + (f" (added afterwards: {self.added})" if self.added else "")
 
     def check(self) -> None:
         """Raise TypeError where a value is of another type than one that ``open_test_split`` writes."""
@@ -90,18 +98,19 @@ def open_test_split(
     parts: Mapping[str, Any],
     *,
     run: str | None = None,
+    folds: int | None = None,
     beside: Path | None = None,
     path: Path = LEDGER,
     now: datetime | None = None,
 ) -> Iterator[list[SplitRead]]:
     """Write the entry of a read, then let this process read test rows of ``data`` within the block.
 
-    reader, plan, data and run: as in the ledger. parts: JSON values by name ("variant han", "seeds"). beside: a second
-    file that gets the entry, from which ``add_reads`` brings it home. Yields the whole ledger. A machine without
+    reader, plan, data, run and folds: as in the ledger. parts: JSON values by name ("variant han", "seeds"). beside: a
+    second file that gets the entry, from which ``add_reads`` brings it home. Yields the whole ledger. A machine without
     results/ keeps ``beside`` alone. InputError where the ledger cannot be read or written: no row is given then.
     """
     keys = {name: content_key(value)[:SHORT] for name, value in parts.items()}
-    entry = SplitRead(_date(now), reader, plan, dict(sorted(data.items())), FIRST, keys, run)
+    entry = SplitRead(_date(now), reader, plan, dict(sorted(data.items())), FIRST, keys, run, folds)
     entries = _append(beside, [entry], lock=False) if beside else []
     if beside is None or path.parent.is_dir():
         entries = _append(path, [entry])

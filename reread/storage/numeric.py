@@ -69,9 +69,9 @@ TORCH = ("torch", "numpy", "safetensors")
 NOT_READ = ("DEBUG", "SIZES")
 # Calls that, as a statement, decide no number: they tell, or refuse.
 TELLING = ("print", "refuse_unrecorded", "warnings.warn")
-# Calls whose branch is left out. It is for networks of other packages, for data sets with a tokenizer of their own, or
-# for tasks beyond labels: their keys have the source that it leads to, and the keys of all others do without it.
-BRANCHES = ("outside.provides(", "tokenizer.asked(", "goals.beyond_labels(")
+# Calls whose branch is left out. It is for networks of other packages, for data sets with a tokenizer of their own, for
+# tasks beyond labels or for folds: their keys have the source that it leads to, and all others do without it.
+BRANCHES = ("outside.provides(", "tokenizer.asked(", "goals.beyond_labels(", "folds.asked(")
 # Of a Kind what batches read: the rest are addresses, which keys follow, and words.
 OF_A_KIND = ("row_array", "augmented")
 KERNELS = "cuda_ext"

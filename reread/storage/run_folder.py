@@ -66,6 +66,12 @@ FILES = "files.json.xz"
 PUBLISHED = "published"
 
 
+def name_of(job: Mapping[str, Any]) -> str:
+    """Return the name of a job's run in a line of text: "han seed 0", or "han seed 0 fold 2 of 5"."""
+    fold = f" fold {job['fold']} of {job['folds']}" if "fold" in job else ""
+    return f"{job['variant']} seed {job['seed']}{fold}"
+
+
 @dataclass(frozen=True)
 class RunFolder:
     """One run on disk. A file is read when its property is first used, and once; a missing optional one is {}."""

@@ -45,7 +45,13 @@ def command_of(job: Mapping[str, Any], seed: bool) -> str:
 
 def seed_note(job: Mapping[str, Any]) -> str:
     """Return the description of the run of one seed."""
-    return f"Variant **{job['variant']}** on {job['data']}, seed {job['seed']}. Network: `{job['model']}`."
+    fold = (
+        f" Cross-validation, fold {job['fold']} of {job['folds']}: that fold is the test split of this run, and each "
+        "row is tested by one run of the seed."
+        if "fold" in job
+        else ""
+    )
+    return f"Variant **{job['variant']}** on {job['data']}, seed {job['seed']}.{fold} Network: `{job['model']}`."
 
 
 def baseline_tags(score: float | None) -> dict[str, str]:
@@ -73,9 +79,13 @@ class Results:
 
     @property
     def runs(self) -> set[tuple[str, str]]:
-        """(variant, run key) of the report's runs."""
-        variants = self.metrics["variants"].items()
-        return {(name, seed["run_key"]) for name, about in variants for seed in about["seeds"].values()}
+        """(variant, run key) of the report's runs, of cross-validation those of all folds."""
+        return {
+            (name, key)
+            for name, about in self.metrics["variants"].items()
+            for seed in about["seeds"].values()
+            for key in seed.get("folds", [seed["run_key"]])
+        }
 
     @property
     def split(self) -> str:
@@ -99,7 +109,10 @@ class Results:
         )
 
     def model_link(self, variant: str) -> str:
-        """Return a link to the registered models of a variant's data; an experiment that tunes registers none."""
+        """Return a link to the registered models of a variant's data; an experiment that tunes, or is cross-validated,
+        registers none."""
+        if self.plan.get("folds"):
+            return ""
         data = self.metrics["variants"][variant]["data"]
         return f", [models of {data}](#/models/{registered_name(data)})" if self.split == "test" else ""
 
@@ -114,8 +127,14 @@ class Results:
         judged = [
             f"{one['verdict']} (against {one['control']})" for one in self.verdicts if one["treatment"] == variant
         ]
+        folds = self.plan.get("folds")
+        rows = (
+            f"on all rows, each by the {self.split} split of one of {folds} folds,"
+            if folds
+            else f"on the {self.split} split"
+        )
         note = (
-            f"**{variant}** on {about['data']}: {metric_title(about['score'])} {shown} on the {self.split} split over "
+            f"**{variant}** on {about['data']}: {metric_title(about['score'])} {shown} {rows} over "
             f"{about['n']} {'seed' if about['n'] == 1 else 'seeds'}, {about['parameters']:,} parameters. "
             f"{'; '.join(judged)}\n\n{links}\n\nThe duration is that of its seeds together."
         )

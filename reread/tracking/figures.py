@@ -57,7 +57,7 @@ def environment_tags(tags: Mapping[str, str], folder: RunFolder) -> dict[str, An
 
 def variant_parameters(job: Mapping[str, Any], description: Mapping[str, Any]) -> dict[str, str]:
     """Return a variant's parameters, flattened, without the seed."""
-    names = ("variant", "model", "data", "network", "training")
+    names = ("variant", "model", "data", "network", "training", *(["folds"] if "folds" in job else []))
     return flat({**{name: job[name] for name in names}, "preprocessing": description["settings"]})
 
 

@@ -21,6 +21,7 @@ import uuid
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextvars import ContextVar
 from pathlib import Path
+from statistics import fmean
 from typing import TYPE_CHECKING, Any, TextIO
 
 from reread.goals import goal
@@ -63,11 +64,33 @@ if TYPE_CHECKING:
 MAXIMUM_METRICS = 25
 METRICS_PER_BATCH = 1000
 # What differs between the seeds of one variant, or only locates a run.
-NOT_OF_THE_VARIANT = {"seed", "run_key", "key_parts", "run_directory", "prepared"}
+NOT_OF_THE_VARIANT = {"seed", "fold", "run_key", "key_parts", "run_directory", "prepared"}
 # The tag of the run that holds an experiment's report.
 REPORT = "report"
 ORIGIN = "origin.json"
 RUN_FILES = (JOB, RESULT, TIMING, ENVIRONMENT, LOG)
+
+
+def run_name(job: Mapping[str, Any]) -> str:
+    """Return the name of a job's run: han-seed-0, or han-seed-0-fold-2."""
+    return "-".join([job["variant"], *(word for pair in seed_and_fold(job).items() for word in pair)])
+
+
+def seed_and_fold(job: Mapping[str, Any]) -> dict[str, str]:
+    """Return the seed of a job and, of cross-validation, its fold, as parameters and tags."""
+    return {name: str(job[name]) for name in ("seed", "fold") if name in job}
+
+
+def by_seed(runs: Iterable["Run"]) -> list[Mapping[str, float]]:
+    """Return the metrics of runs, those of the folds of one seed as their mean."""
+    found: dict[str, list[dict[str, float]]] = {}
+    for run in runs:
+        tags = run.data.tags
+        found.setdefault(tags["seed"] if "fold" in tags else run.info.run_id, []).append(run.data.metrics)
+    return [
+        {name: fmean(one[name] for one in each) for name in set.intersection(*map(set, each))}
+        for each in found.values()
+    ]
 
 
 def open_tracking(root: Path = Path()) -> "Tracking":
@@ -170,16 +193,17 @@ class Tracking:
             run = self._find_run(experiment_id, job)
             if run is None:
                 tags = {"run_key": job["run_key"], "mlflow.parentRunId": parent_id, "folder": self._workspace_id()}
-                name = f"{job['variant']}-seed-{job['seed']}"
-                run = self.client.create_run(experiment_id, start_time=began or logged_at(), run_name=name, tags=tags)
+                run = self.client.create_run(
+                    experiment_id, start_time=began or logged_at(), run_name=run_name(job), tags=tags
+                )
             description = read_json(Path(job["prepared"]) / DESCRIPTION)
-            parameters = {**variant_parameters(job, description), "seed": str(job["seed"])}
+            parameters = {**variant_parameters(job, description), **seed_and_fold(job)}
             tags = {
                 **descriptions.origin(descriptions.command_of(job, seed=True), about),
                 NOTE: descriptions.seed_note(job),
                 **flat(about),
                 "folder": self._workspace_id(),
-                "seed": str(job["seed"]),
+                **seed_and_fold(job),
                 ROLE: SEED,
                 "task": description["task"],
             }
@@ -274,16 +298,15 @@ class Tracking:
             "run_key": job["run_key"],
             "mlflow.parentRunId": parent_id,
             "folder": self._workspace_id(),
-            "seed": str(job["seed"]),
+            **seed_and_fold(job),
             ROLE: SEED,
             "task": description["task"],
         }
         tags |= flat(environment_tags(tags, folder) | {"kernels": result.get("kernels")})
         with self._locked():
-            name = f"{job['variant']}-seed-{job['seed']}"
-            run = self.client.create_run(experiment_id, start_time=began, run_name=name, tags=tags)
+            run = self.client.create_run(experiment_id, start_time=began, run_name=run_name(job), tags=tags)
             run_id: str = run.info.run_id
-            self._log_params_and_tags(run, {**variant_parameters(job, description), "seed": str(job["seed"])}, {})
+            self._log_params_and_tags(run, {**variant_parameters(job, description), **seed_and_fold(job)}, {})
             self._log_dataset(run, job, description)
             self.logged_steps[run_id] = {}
             figures = run_figures(folder, description["task"], {}, evaluation_directory)
@@ -385,7 +408,10 @@ class Tracking:
         """Return the id of the parent run of ``job``: its variant on its data version. Create a missing one."""
         description = read_json(Path(job["prepared"]) / DESCRIPTION)
         inputs = {key: value for key, value in job.items() if key not in NOT_OF_THE_VARIANT}
-        key = content_key({**inputs, "prepared": description})
+        # Each fold has arrays of its own, and all of a variant have the same settings.
+        about = ("name", "kind", "task", "classes", "settings", "data_version")
+        prepared = {name: description[name] for name in about} if "fold" in job else description
+        key = content_key({**inputs, "prepared": prepared})
         if self.stale_parents is not None and key in self.parent_ids:
             return self.parent_ids[key]
         experiment_id = self.experiment(job["experiment"])
@@ -405,13 +431,15 @@ class Tracking:
     def update_parent(self, parent_id: str) -> None:
         """Log the mean and 95 % interval of each final metric over the finished seeds, and their number.
 
+        Of cross-validation a seed has the mean of its folds.
+
         The interval is Student's t of the mean; a single seed has none.
         """
         with self._locked():
             parent = self.client.get_run(parent_id)
             wanted = f"tags.mlflow.parentRunId = '{parent_id}' AND attributes.status = 'FINISHED'"
             children = self._search([parent.info.experiment_id], wanted)
-            self._log_latest(parent_id, mean_and_interval([run.data.metrics for run in children]))
+            self._log_latest(parent_id, mean_and_interval(by_seed(children)))
             # A variant takes as long as its seeds together, however many train at a time or on different days.
             took = sum(run.info.end_time - run.info.start_time for run in children)
             end = parent.info.start_time + took

@@ -27,7 +27,7 @@ from typing import Any, TextIO
 
 from reread.storage.errors import InputError, WorkFailed
 from reread.storage.files import write_json
-from reread.storage.run_folder import JOB, LOG
+from reread.storage.run_folder import JOB, LOG, name_of
 
 
 class TrainingFailed(WorkFailed):
@@ -104,11 +104,9 @@ def run_training(job: dict[str, Any], on_event: Callable[[dict[str, Any]], None]
     if failure and code == 2:
         raise InputError(failure["message"])
     if code in STOPPED or STOPPING.is_set():
-        raise TrainingStopped(
-            f"{job['variant']} seed {job['seed']} was stopped; run again to resume it from its last epoch"
-        )
+        raise TrainingStopped(f"{name_of(job)} was stopped; run again to resume it from its last epoch")
     how = _how(code, failure)
-    raise TrainingFailed(f"{job['variant']} seed {job['seed']}: {how}; its log: {run_directory / LOG}")
+    raise TrainingFailed(f"{name_of(job)}: {how}; its log: {run_directory / LOG}")
 
 
 @dataclass

@@ -150,6 +150,11 @@ class Judged(Part):
         description="Those by the same experiment; null where none is known."
     )
     look: Literal[1, 2] | None
+    test_to_train: Annotated[float, Field(gt=0, le=LARGEST)] | None = Field(
+        None,
+        description="Of cross-validation: the rows that a seed tests over those that one of its networks trains on, by "
+        "which the variance between seeds is corrected. Absent of a fixed split.",
+    )
     rule: int
 
     @model_validator(mode="after")

@@ -53,10 +53,17 @@ class Items:
 Variance = tuple[float, float]
 
 
-def of_seeds(values: np.ndarray) -> Variance:
-    """Return the variance of the mean of ``values`` [n], one per seed; 0 of one seed."""
+def of_seeds(values: np.ndarray, test_to_train: float = 0.0) -> Variance:
+    """Return the variance of the mean of ``values`` [n], one per seed; 0 of one seed.
+
+    test_to_train: of cross-validation, the rows that a seed tests over those that one of its networks trains on. Scores
+    that share training rows are no independent draws, and the variance of their mean is S^2 (1 / n + test / train)
+    (Nadeau and Bengio 2003, "Inference for the generalization error", Machine Learning 52). Theirs is of single runs:
+    of n seeds of K folds T^2 (1 / nK + t / train), with t rows of test of a run. A seed is the mean of K runs, so that
+    T^2 is K S^2, and K t are all rows that a seed tests. 0 adds nothing.
+    """
     n = len(values)
-    return (float(values.var(ddof=1)) / n if n > 1 else 0.0), n - 1
+    return (float(values.var(ddof=1)) * (1 / n + test_to_train) if n > 1 else 0.0), n - 1
 
 
 class Student:

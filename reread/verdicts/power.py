@@ -95,6 +95,7 @@ def reachable(
     items: Mapping[str, int],
     evidence: Sequence[Mapping[str, Any]] = (),
     spread: float | None = None,
+    folds: int | None = None,
 ) -> list[Reach]:
     """Return what each comparison of an experiment can decide.
 
@@ -102,7 +103,8 @@ def reachable(
     comparison's name. evidence:
     metrics.json of the tuning experiment, then of earlier results. Validation scores give the spread between seeds, the
     item deviation and the room, each from the first file that has it. spread: the standard deviation of the difference
-    between a seed of each side, where the experiment names it instead.
+    between a seed of each side, where the experiment names it instead. folds: of cross-validation, where a baseline has
+    seeds, and seeds share training rows (reread.verdicts.items.of_seeds).
     """
     designs = []
     for comparison in comparisons:
@@ -122,6 +124,9 @@ def reachable(
         if comparison.reference is not None:
             # A published figure is fixed: the treatment's whole variance over the items counts.
             scores[1], share, varying = comparison.reference, 1.0, scores[:1]
+        named = known if spread is None else spread
+        # A network trains on all folds but two.
+        of_folds = 0.0 if folds is None or named is None else named**2 * folds / (folds - 2)
         independent = sum(score * (1 - score) for score in varying if score is not None and 0 <= score <= 1)
         designs.append(
             Design(
@@ -132,11 +137,11 @@ def reachable(
                 len(comparisons),
                 comparison.equivalence_margin or margin,
                 alpha,
-                known if spread is None else spread,
-                math.sqrt(share * independent / rows),
+                named,
+                math.sqrt(share * independent / rows + of_folds),
                 room(scores[1], comparison.higher_is_better),
                 freedom if spread is None else None,
-                len(comparison.networks) == 1,
+                comparison.reference is not None or (len(comparison.networks) == 1 and folds is None),
             )
         )
     return [reach(design) for design in designs]
@@ -392,12 +397,13 @@ def seeds_needed(
     levels: tuple[float, float],
     least: int,
     sides: int,
+    shared: str = "test items",
 ) -> tuple[int | None, str]:
     """Return how many seeds of each side a new experiment needs, and a sentence; None if none are enough.
 
     For a power of 80 % of a direction or, of a mean inside the margin, of equivalence, whichever needs fewer, if mean
     and spread are right; by the second analysis. levels: alpha as Holm's correction leaves it, of a direction
-    (two-sided) and of equivalence. sides: how many have seeds.
+    (two-sided) and of equivalence. sides: how many have seeds. shared: what leaves ``item_deviation``, in words.
     """
     aims = [("a direction", abs(mean), levels[0] / 2), ("equivalence", margin - abs(mean), levels[1])]
     found = []
@@ -419,7 +425,7 @@ def seeds_needed(
         distance <= float(scipy.stats.norm.ppf(1 - level)) * item_deviation for _, distance, level in aims
     ):
         return None, (
-            f"The choice of test items alone has a standard error of {item_deviation:.4f}: more seeds would not show a "
-            "mean like this, more test items could."
+            f"The choice of {shared} alone has a standard error of {item_deviation:.4f}: more seeds would not show a "
+            f"mean like this, more {shared} could."
         )
     return None, f"With this mean and spread, more than {MOST_SEEDS:,} seeds would be needed."

@@ -134,6 +134,7 @@ def measured_of(verdict: Mapping[str, Any], recompute: Recompute | None, count: 
         verdict["flags"],
         verdict["cautions"],
         count(verdict),
+        verdict.get("test_to_train") or 0.0,
     )
 
 
@@ -229,6 +230,10 @@ def scores_of(metrics: Mapping[str, Any], verdict: Mapping[str, Any], name: str)
     if name == verdict["control"] and verdict.get("reference") is not None:
         return {None: verdict["reference"]}
     if name == verdict["baseline"]:
+        network = next(one for one in (verdict["treatment"], verdict["control"]) if one in metrics["variants"])
+        of_data = metrics["baselines"].get(metrics["variants"][network]["data"], {})
+        if by_seed := of_data.get(name, {}).get("seeds"):
+            return {int(seed): one[split].get(metric) for seed, one in by_seed.items()}
         found = [one[name][split].get(metric) for one in metrics["baselines"].values() if name in one]
         # Baselines of several data sets share their names.
         match = [one for one in found if one in verdict["scores"].get("control", []) + verdict["scores"]["treatment"]]

@@ -626,3 +626,33 @@ def test_several_labels_are_smoothed_only_where_the_experiment_says_so(tmp_path,
     (tmp_path / "data.manifest.json").write_text(json.dumps(manifest))
     objective = load_experiment("trial", root).variants["relu"].training["objective"]
     assert objective == {"name": "classification", "label_smoothing": smoothing}
+
+
+FOLDED = {**EXPERIMENT, "folds": 5}
+
+
+def test_folds_are_in_the_key_and_the_arrays_of_each_seed_have_their_own(tmp_path):
+    usual, plan = (make_plan("trial", root=write(tmp_path, one)) for one in (EXPERIMENT, FOLDED))
+    assert usual.key != plan.key and plan.record()["folds"] == 5 and "folds" not in usual.record()
+    assert usual.key_parts()["rule"].keys() == plan.key_parts()["rule"].keys() - {"folds"}
+    # Variants of the same preparation share the arrays of a fold: two seeds of five folds.
+    assert len(usual.preparations()) == 1 and len(plan.preparations()) == 2 * 5
+    assert {one["settings"]["fold"]["number"] for one in plan.preparations().values()} == {1, 2, 3, 4, 5}
+    assert Plan.from_json(json.loads(json.dumps(plan.to_json()))) == plan
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ({"folds": 2}, "folds is 2: give 3 or more"),
+        ({"folds": 1}, "folds is 1"),
+        ({"folds": "five"}, "folds"),
+        ({"folds": 2000}, "folds is 2000, and digits has 1797 rows"),
+        ({"parameters": {"preprocessing": {"digits": {"rows_per_class": 9}}}}, "rows_per_class"),
+        ({"comparisons": [], "search": {"trials": 2, "space": {"training": {"patience": [1, 2]}}}}, "a search"),
+    ],
+)
+def test_folds_that_cannot_be_are_refused(tmp_path, change, named):
+    with pytest.raises(InputError, match=named) as refused:
+        make_plan("trial", root=write(tmp_path, {**FOLDED, **change}))
+    assert "\n" not in str(refused.value)

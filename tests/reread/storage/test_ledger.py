@@ -274,6 +274,7 @@ PLACES = {
     "reread/kinds/symbols.py": "writes them",
     "reread/preprocessing/manifest.py": "counts of the manifest",
     "reread/planning/reach.py": "counts rows",
+    "reread/evaluation/folds.py": "counts rows of the folds of a repetition",
     "tasks/evaluate.py": "compares the places of two sets of arrays",
     "tasks/preprocess.py": "counts rows",
     "reread/tracking/runs.py": "counts rows",

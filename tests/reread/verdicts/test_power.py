@@ -191,3 +191,15 @@ def test_less_of_a_loss_is_better():
     assert tuned_score(tuning, "relu", comparison) == 2.3
     (found,) = reachable([comparison], 8, 0.01, 0.05, {"swish": 266}, [tuning])
     assert not found.supported and "at most 2.3000 can be gained" in found.warnings[0]
+
+
+def test_cross_validation_adds_what_folds_share_and_a_baseline_has_seeds():
+    simple = Comparison("simple", "c", "s", "new", "tf-idf", "accuracy", baseline="tf-idf")
+    (fixed,), (folded,) = (
+        reachable([simple], 6, 0.01, 0.05, {"simple": 200}, spread=0.01, folds=folds) for folds in (None, 5)
+    )
+    # Training rows that all seeds share leave an error of their own, and two samples of seeds need fewer of them.
+    item = math.sqrt(0.01**2 * 5 / 3)
+    assert folded == reach(Design("simple", "new", "tf-idf", 6, 1, 0.01, 0.05, 0.01, item))
+    assert fixed == reach(Design("simple", "new", "tf-idf", 6, 1, 0.01, 0.05, 0.01, one_figure=True))
+    assert folded.smallest_detectable > fixed.smallest_detectable

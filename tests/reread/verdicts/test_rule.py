@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from reread.verdicts.items import Items
+from reread.verdicts.items import Items, of_seeds
 from reread.verdicts.reads import EarlierReads
 from reread.verdicts.rule import (
     DIFFERENT,
@@ -296,3 +296,27 @@ def test_a_verdict_is_flat_values_of_json():
 def test_a_small_margin_is_told_with_more_digits():
     small = judged(networks([one / 1000 for one in NEW], [one / 1000 for one in OLD], Items()), margin=1e-5)
     assert small.verdict == SUPPORTED and "by 0.000025 [0.0000" in small.sentence
+
+
+def test_cross_validated_seeds_have_the_variance_of_nadeau_and_bengio():
+    items = Items(0.0, 10_000, 10_000, 2000)
+    plain, corrected = (judged(networks(items=items, test_to_train=share)) for share in (0.0, 1 / 3))
+    n, both = len(NEW), np.array([NEW, OLD]).var(axis=1, ddof=1)
+
+    def half_width(verdict) -> float:
+        return verdict.over_seeds_and_items["high"] - verdict.mean
+
+    # Welch's degrees of freedom depend on the shares of both sides alone, so that the widths are as the errors.
+    assert half_width(corrected) / half_width(plain) == pytest.approx(math.sqrt((1 / n + 1 / 3) / (1 / n)))
+    assert of_seeds(np.array(NEW), 1 / 3) == (pytest.approx(both[0] * (1 / n + 1 / 3)), n - 1)
+    # The first analysis is of these rows, which all draws of the folds share.
+    assert corrected.over_seeds == plain.over_seeds and corrected.p == plain.p and corrected.p_items > plain.p_items
+    assert "Cross-validated" in corrected.sentence and "folds share" in corrected.method
+    assert corrected.as_dict()["test_to_train"] == 1 / 3 and "test_to_train" not in plain.as_dict()
+
+
+def test_the_rows_that_folds_share_bound_what_more_seeds_can_show():
+    close = [one - 0.024 for one in NEW]
+    plain, corrected = (judged(networks(close, test_to_train=share), margin=0.001) for share in (0.0, 1.0))
+    assert plain.verdict == corrected.verdict == INCONCLUSIVE
+    assert corrected.seeds_needed is None or corrected.seeds_needed > plain.seeds_needed
