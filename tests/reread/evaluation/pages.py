@@ -1,10 +1,11 @@
 """The report and the page of attention in headless Chromium, for their tests and for the pictures in docs/.
 
-python -m tests.reread.evaluation.pages    # docs/report*.png and docs/attention.png, of reports/default
+python -m tests.reread.evaluation.pages    # docs/report*.png of results/default, docs/attention.png of reports/default
 """
 
 import argparse
 import base64
+import tempfile
 import time
 from pathlib import Path
 
@@ -132,13 +133,13 @@ def main() -> None:
     )
     parser.add_argument("--to", type=Path, default=Path("docs"))
     arguments = parser.parse_args()
-    report = Path("reports/default")
     if missing():
         raise InputError(missing())
-    for page in (report / "report.html", report / ATTENTION):
-        if not page.is_file():
-            raise InputError(f"{page} is missing: `make run` writes it")
-    docs_pictures(report / "report.html", report / ATTENTION, arguments.to)
+    attention = Path("reports/default") / ATTENTION
+    if not attention.is_file():
+        raise InputError(f"{attention} is missing: `reread run --no-cache` writes it")
+    with tempfile.TemporaryDirectory() as folder:
+        docs_pictures(published_report(Path("results/default"), Path(folder)), attention, arguments.to)
 
 
 if __name__ == "__main__":
