@@ -35,7 +35,7 @@ class Environment(BaseSettings):
     )
     workers: Count = Field(2, description="runs that train at once")
     runs_per_gpu: Count = Field(1, description="runs that may share a GPU; the results are the same, the speed is not")
-    processes_per_run: Count = Field(1, description="processes that train one run together, each with a GPU of its own")
+    processes_per_run: Count = Field(1, description="processes that train one run together, each on its own GPU")
     executor: Executor = Field("local", description="where runs train: this machine, or a Slurm cluster")
     slurm: dict[str, Any] = Field(
         {}, description='options of sbatch as JSON, as submitit names them: {"partition": "gpu", "time": 600}'

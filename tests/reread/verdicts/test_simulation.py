@@ -1,4 +1,4 @@
-"""The error rates of the rule, from invented scores to words. docs/verdicts.md has many draws."""
+"""The error rates of the rule, from invented scores to words. docs/error-rates.md has many draws."""
 
 import itertools
 import math
