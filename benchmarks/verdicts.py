@@ -2,7 +2,8 @@
 
 nice python -m benchmarks.verdicts --draws 1200 --json benchmarks/results/2026-11-25-verdicts.json
 
-Reads no data and takes about 10 minutes on one core. docs/tables.py makes the tables of docs/error-rates.md from the file.
+Reads no data and takes about 10 minutes on one core. docs/tables.py makes the tables of
+docs/error-rates.md from the file.
 """
 
 import argparse

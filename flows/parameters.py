@@ -27,7 +27,7 @@ Overrides = Annotated[
     list[str] | None,
     described("Settings as NAME=VALUE, as training.learning_rate=0.02; each set of them has a report of its own."),
 ]
-Fresh = Annotated[bool, described("Do not reuse what is finished: make it again.")]
+Fresh = Annotated[bool, described("Ignore the cache: make everything again.")]
 Wait = Annotated[bool, described("Wait where another process trains a run; otherwise fail there.")]
 PlanValue = Annotated[dict[str, Any] | None, described("Leave empty: a plan that a command resolved.")]
 

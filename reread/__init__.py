@@ -1,4 +1,4 @@
-"""Re-runs the claim of a paper: versioned data in, a verdict with a confidence interval out.
+"""Retests the claim of a paper: versioned data in, a verdict with a confidence interval out.
 
 The functions of ``reread.interface`` are here as well: ``reread.runs("tiny")``, and so is ``reread.data``. They are
 imported when one is used, so that a part of the package needs only that part's libraries: ``python -m reread.training``

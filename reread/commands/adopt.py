@@ -1,4 +1,4 @@
-"""Give finished runs of older code their key of today.
+"""Reuse finished runs that newer code leaves valid.
 
 reread adopt --experiment imdb --from ../old/runs
 reread adopt --experiment imdb --from runs --epochs 2 --dry-run

@@ -60,7 +60,7 @@ def make_app() -> typer.Typer:
     """Make the application with a line for each subcommand that there is a file of."""
     app = typer.Typer(
         cls=Subcommands,
-        help="Run a paper's claim again: versioned data in, a verdict with an interval out.",
+        help="Retest a paper's claim: versioned data in, a verdict with an interval out.",
         rich_markup_mode=None,
         pretty_exceptions_enable=False,
         context_settings={"help_option_names": ["-h", "--help"]},

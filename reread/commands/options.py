@@ -79,7 +79,7 @@ Overrides = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="NAME=VALUE", help="Override a setting, as training.learning_rate=0.02; repeatable."),
 ]
-NoCache = Annotated[bool, typer.Option("--no-cache", help="Do not reuse what is finished: make it again.")]
+NoCache = Annotated[bool, typer.Option("--no-cache", help="Ignore the cache: make everything again.")]
 NoWait = Annotated[bool, typer.Option("--no-wait", help="Fail where another process trains a run; default: wait.")]
 On = Annotated[
     str | None,

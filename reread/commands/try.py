@@ -3,13 +3,13 @@
 reread try reviews
 reread try reviews --dry-run          what it would train, how long that takes, and what it can show
 reread try reviews --epochs 10 --seeds 8
-reread try reviews --variant word-average         one network alone, and the baselines
+reread try reviews --variant word-average         only this network, and the baselines
 reread try reviews --variant han --variant mine   HAN and models/mine.py, beside what was tried before
 reread try reviews --variant my_package.nets:TextCNN      a network of another package
 
 Tunes, trains and compares them, and registers the best. Writes experiments/NAME-tuning.yaml, and after tuning
-experiments/NAME.yaml. Sizes and learning rates are chosen on the validation split by one seed of its own; the test
-split is read at the end alone. Where a choice is at the edge of what was tried, tuning goes on beyond it; what is left
+experiments/NAME.yaml. Sizes and learning rates are chosen on the validation split by one other seed; the test split
+is read only at the end. Where a choice is at the edge of what was tried, tuning goes on beyond it; what is left
 open when its time is up gets no verdict. Finished runs are cached, and an interrupted one resumes from its last epoch:
 type the same command again.
 """
@@ -46,22 +46,28 @@ def command(
     name: Annotated[
         str, typer.Argument(metavar="DATA", help="A data set.", autocompletion=completion(lambda _: known_data()))
     ],
-    seeds: Annotated[int | None, typer.Option(min=1, max=1000, metavar="N", help="Seeds of each; default: 6.")] = None,
+    seeds: Annotated[
+        int | None, typer.Option(min=1, max=1000, metavar="N", help="Seeds per network; default: 6.")
+    ] = None,
     epochs: Annotated[
-        int | None, typer.Option(min=2, metavar="N", help="At most so many epochs; default: as many as it takes.")
+        int | None,
+        typer.Option(min=2, metavar="N", help="Most epochs per run; default: those of params.yaml, or more."),
     ] = None,
     variants: Annotated[
         list[str] | None,
-        typer.Option("--variant", "-v", metavar="NAME", help="This network, beside those tried before; repeatable."),
+        typer.Option(
+            "--variant", "-v", metavar="NAME", help="Only this network, beside those tried before; repeatable."
+        ),
     ] = None,
     metric: Annotated[
-        str | None, typer.Option(metavar="NAME", help="What chooses and judges; default: accuracy, or tuned_micro_f1.")
+        str | None,
+        typer.Option(metavar="NAME", help="Metric that chooses and judges; default: accuracy, or tuned_micro_f1."),
     ] = None,
     minutes: Annotated[
         int | None,
-        typer.Option(min=0, metavar="N", help="For tuning beyond the first grid; default: as many as all else takes."),
+        typer.Option(min=0, metavar="N", help="Minutes for tuning beyond the first grid; default: as the rest takes."),
     ] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be done; write nothing.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plan and the time; write nothing.")] = False,
 ) -> None:
     report = try_networks(name, seeds, epochs, variants or (), metric, minutes, dry_run)
     if report is not None:
