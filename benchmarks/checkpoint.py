@@ -27,7 +27,7 @@ from reread.storage.errors import InputError, command, refuse_unknown
 from reread.storage.files import write_json
 from reread.storage.prepared import Prepared
 from reread.training.device import configure, environment
-from reread.training.settings import Job, Settings
+from reread.training.settings import Settings, TrainingJob
 
 # Subject: experiment and variant.
 SUBJECTS = {"fastnet": ("fastnet", "fastnet-gelu"), "densenet": ("densenet-fast", "densenet-100")}
@@ -82,7 +82,7 @@ def measure(
     for _ in range(rounds):
         for way in ("without", "with"):
             with tempfile.TemporaryDirectory(dir=folder) as directory:
-                job = Job(
+                job = TrainingJob(
                     "benchmark", subject.model, subject.model, 0, subject.network, settings, Path(), Path(directory)
                 )
                 spans, writing = timed_run(job, prepared, device, saves=way == "with")[1:]

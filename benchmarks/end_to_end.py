@@ -41,7 +41,7 @@ from reread.training.checkpoint import Checkpoint
 from reread.training.device import configure
 from reread.training.optimisers import make_optimiser
 from reread.training.progress import Progress
-from reread.training.settings import Job, Settings
+from reread.training.settings import Settings, TrainingJob
 from reread.training.step import Step
 from reread.training.validation import validate
 
@@ -134,7 +134,7 @@ SUBJECTS = {
 class Clock(Progress):
     """Notes when the steps, the validation and the checkpoint of each epoch end."""
 
-    def __init__(self, job: Job, device: torch.device) -> None:
+    def __init__(self, job: TrainingJob, device: torch.device) -> None:
         super().__init__(job, events=None)
         self.live = False
         self.device = device
@@ -161,7 +161,7 @@ def synchronised(device: torch.device) -> float:
 
 
 def timed_run(
-    job: Job, prepared: Prepared, device: torch.device, saves: bool = True
+    job: TrainingJob, prepared: Prepared, device: torch.device, saves: bool = True
 ) -> tuple[nn.Module, dict[str, list[float]], list[float]]:
     """Train a job; return its network, the seconds of steps, validation and checkpoint by epoch, and those of each
     writing. ``saves``: whether there are checkpoints."""
@@ -195,7 +195,7 @@ def measure(subject: Subject, prepared: Prepared, device: torch.device, epochs: 
     configure(settings)
     rows = prepared.rows("train")
     with tempfile.TemporaryDirectory() as folder:
-        job = Job("benchmark", subject.model, subject.model, 0, subject.network, settings, Path(), Path(folder))
+        job = TrainingJob("benchmark", subject.model, subject.model, 0, subject.network, settings, Path(), Path(folder))
         network, seconds, writing = timed_run(job, prepared, device)
     spans = {name: np.array(of_epochs) for name, of_epochs in seconds.items()}
     whole = {

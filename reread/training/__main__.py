@@ -38,7 +38,7 @@ from reread.storage.source import NoModule
 from reread.training.processes import ONE, Processes
 from reread.training.progress import Progress
 from reread.training.rendezvous import joined
-from reread.training.settings import Job
+from reread.training.settings import TrainingJob
 
 SECONDS_FOR_RANK_0 = 5.0
 # Of a message from the launcher, a path.
@@ -140,7 +140,7 @@ def train_by(jobs: list[Path], count: int, runs_per_gpu: int | None) -> list[int
 def is_finished(path: Path) -> bool:
     """Return whether the run of a job is finished; False for a job that cannot be read."""
     try:
-        return RunFolder(Job.read(path).run_directory).finished
+        return RunFolder(TrainingJob.read(path).run_directory).finished
     except InputError:
         return False
 
@@ -148,7 +148,7 @@ def is_finished(path: Path) -> bool:
 def trains_elsewhere(path: Path) -> bool:
     """Return whether another process holds the lock of a job's run; False for a job that cannot be read."""
     try:
-        return is_held(run_lock(Job.read(path).run_directory))
+        return is_held(run_lock(TrainingJob.read(path).run_directory))
     except InputError:
         return False
 
@@ -238,7 +238,7 @@ def train(
     runs_per_gpu: int | None = None,
     wait: bool = True,
 ) -> None:
-    job = Job.read(path)
+    job = TrainingJob.read(path)
     refuse_foreign_folder(path, job.run_directory)
     if runs_per_gpu is not None:
         job = replace(job, runs_per_gpu=runs_per_gpu)
@@ -272,7 +272,7 @@ def train(
     progress.finished(result)
 
 
-def refuse_wrong_settings(path: Path, job: Job) -> None:
+def refuse_wrong_settings(path: Path, job: TrainingJob) -> None:
     """Raise InputError for a value of a job that cannot be, before anything is written."""
     for name, value, least in (("seed", job.seed, 0), ("runs_per_gpu", job.runs_per_gpu, 1)):
         if type(value) is not int or value < least:

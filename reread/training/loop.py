@@ -29,14 +29,14 @@ from reread.training.optimisers import make_optimiser
 from reread.training.processes import ONE, Processes, with_shared_statistics
 from reread.training.progress import Progress
 from reread.training.schedules import Schedule
-from reread.training.settings import Job
+from reread.training.settings import TrainingJob
 from reread.training.state import State
 from reread.training.step import Step
 from reread.training.validation import validate
 
 
 def train(
-    job: Job, prepared: Prepared, device: torch.device, progress: Progress, processes: Processes = ONE
+    job: TrainingJob, prepared: Prepared, device: torch.device, progress: Progress, processes: Processes = ONE
 ) -> tuple[torch.nn.Module, State]:
     """Train to the end, resuming from the last checkpoint if there is one; return the network after its last epoch and
     the state."""

@@ -22,7 +22,7 @@ from typing import Any, TextIO
 
 from reread.storage.errors import printable
 from reread.storage.run_folder import LOG
-from reread.training.settings import Job
+from reread.training.settings import TrainingJob
 
 INTERVAL = 0.5  # seconds between two live lines or progress events
 
@@ -30,7 +30,7 @@ INTERVAL = 0.5  # seconds between two live lines or progress events
 class Progress:
     """Reports the progress of one job."""
 
-    def __init__(self, job: Job, events: TextIO | None, quiet: bool = False) -> None:
+    def __init__(self, job: TrainingJob, events: TextIO | None, quiet: bool = False) -> None:
         """quiet: show and log nothing; so for all but rank 0 of several processes."""
         self.job = job
         self.quiet = quiet

@@ -26,12 +26,12 @@ from reread.training.loop import train
 from reread.training.network_check import check_network
 from reread.training.processes import ONE, Processes
 from reread.training.progress import Progress
-from reread.training.settings import Job
+from reread.training.settings import TrainingJob
 from reread.training.state import State
 
 
 def run(
-    job: Job,
+    job: TrainingJob,
     given: dict[str, Any],
     progress: Progress,
     locked: bool = False,
@@ -68,7 +68,7 @@ def run(
 
 
 def begin(
-    job: Job, given: dict[str, Any], held: contextlib.ExitStack, locked: bool, wait: bool = True
+    job: TrainingJob, given: dict[str, Any], held: contextlib.ExitStack, locked: bool, wait: bool = True
 ) -> dict[str, Any] | None:
     """Acquire the run's lock for ``held``, unless its launcher holds it, and write job.json; return the result of a
     finished run.
@@ -98,7 +98,7 @@ def begin(
 
 
 @contextlib.contextmanager
-def memory_advice(job: Job, where: object) -> Iterator[None]:
+def memory_advice(job: TrainingJob, where: object) -> Iterator[None]:
     """Raise OutOfMemory with advice where memory runs out inside the block: torch's, of GPU or CPU, or numpy's."""
     try:
         yield
@@ -113,7 +113,9 @@ def memory_advice(job: Job, where: object) -> Iterator[None]:
         ) from None
 
 
-def finish(job: Job, network: nn.Module, network_source: str, state: State, timing: dict[str, float]) -> dict[str, Any]:
+def finish(
+    job: TrainingJob, network: nn.Module, network_source: str, state: State, timing: dict[str, float]
+) -> dict[str, Any]:
     """Write best.safetensors, timing.json, digests.json and result.json, and return the result."""
     publish_best_weights(job.run_directory)
     write_json(job.run_directory / TIMING, timing)

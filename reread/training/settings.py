@@ -60,8 +60,8 @@ class Settings:
 
 
 @dataclass(frozen=True)
-class Job:
-    """One network, one data set, one seed: the job file, its paths relative to the current folder."""
+class TrainingJob:
+    """What training needs of a job file (reread/storage/job.py), its paths relative to the current folder."""
 
     run_key: str
     variant: str

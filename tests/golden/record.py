@@ -25,7 +25,7 @@ from reread.training import loop
 from reread.training.device import configure
 from reread.training.machine import cpu
 from reread.training.progress import Progress
-from reread.training.settings import Job
+from reread.training.settings import TrainingJob
 from reread.training.step import Step
 from tests.golden.cases import CASES, job
 from tests.golden.data import WRITERS
@@ -47,7 +47,7 @@ def run(name: str, directory: Path) -> dict[str, Any]:
         WRITERS[case.data](data)
     path = directory / f"{name}.json"
     write_json(path, job(case, str(data), str(directory / name)))
-    read = Job.read(path)
+    read = TrainingJob.read(path)
     read.run_directory.mkdir()
     with process_settings(), recorded_losses() as losses:
         configure(read.training)

@@ -58,14 +58,14 @@ def digest_of_run(case: str, folder: Path, data: Path) -> str:
     from reread.storage.files import write_json
     from reread.training import run
     from reread.training.progress import Progress
-    from reread.training.settings import Job
+    from reread.training.settings import TrainingJob
     from tests.golden.cases import CASES, job
     from tests.reads import every_test_split
 
     folder.mkdir()
     about = job(CASES[case], str(data), str(folder / "golden"))
     write_json(folder / "job.json", about)
-    read = Job.read(folder / "job.json")
+    read = TrainingJob.read(folder / "job.json")
     run.run(read, about, Progress(read, None, quiet=True))
     with every_test_split():
         evaluation = evaluate_run(folder / "golden", data)

@@ -16,7 +16,7 @@ from reread.studies.load_runs import TrainedNetworks, trained_networks
 from reread.studies.movie_plots import PHRASE
 from reread.training.progress import Progress
 from reread.training.run import run
-from reread.training.settings import Job
+from reread.training.settings import TrainingJob
 from tests.reads import every_test_split
 
 DOCUMENTS, SENTENCES, WORDS, CLASSES = 90, 5, 8, 3
@@ -130,6 +130,6 @@ def trained(directory: Path, prepared: Path, model: str, seed: int) -> RunFolder
         "run_directory": str(directory),
     }
     write_json(directory.with_suffix(".json"), given)
-    job = Job.read(directory.with_suffix(".json"))
+    job = TrainingJob.read(directory.with_suffix(".json"))
     run(job, given, Progress(job, events=None))
     return RunFolder(directory)

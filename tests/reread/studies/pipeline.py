@@ -15,7 +15,7 @@ from reread.preprocessing.prepare import prepare
 from reread.storage.files import write_json
 from reread.training.progress import Progress
 from reread.training.run import run
-from reread.training.settings import Job
+from reread.training.settings import TrainingJob
 from tests.reads import every_test_split
 
 
@@ -33,7 +33,7 @@ def run_pipeline(root: Path, experiment: str, overrides: Sequence[str] = ()) -> 
         for job in plan.jobs():
             path = Path(job["run_directory"]) / "job.json"
             write_json(path, job)
-            run(Job.read(path), job, Progress(Job.read(path), events=None))
+            run(TrainingJob.read(path), job, Progress(TrainingJob.read(path), events=None))
             places = (path.parent, Path(job["prepared"]))
             with every_test_split():
                 evaluation = evaluate_run(*places, plan.splits)

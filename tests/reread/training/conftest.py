@@ -11,7 +11,7 @@ import torch
 from reread.training.__main__ import main
 from reread.training.progress import Progress
 from reread.training.run import run
-from reread.training.settings import Job
+from reread.training.settings import TrainingJob
 from tests.golden.data import write_prepared
 
 DOCUMENTS, SENTENCES, WORDS, VOCABULARY, CLASSES = 96, 4, 6, 30, 3
@@ -109,7 +109,7 @@ def train_here(torch_settings):
     """Train a job in this process and return the folder of its run."""
 
     def train(path):
-        job = Job.read(path)
+        job = TrainingJob.read(path)
         run(job, json.loads(path.read_text()), Progress(job, None))
         return job.run_directory
 

@@ -26,7 +26,7 @@ import models
 from reread.training.device import configure
 from reread.training.progress import Progress
 from reread.training.run import run
-from reread.training.settings import Job
+from reread.training.settings import TrainingJob
 from tests.reread.training.outcome import outcome
 
 CHANGES = ("os.rename", "os.link", "os.mkdir", "os.remove", "os.rmdir", "os.chmod", "ctypes.dlsym")
@@ -90,7 +90,7 @@ def forked(work: Callable[[], None], errors: Path, kill_after: float | None = No
 
 def main() -> None:
     path, how, *rest = sys.argv[1:]
-    job, given = Job.read(Path(path)), json.loads(Path(path).read_text())
+    job, given = TrainingJob.read(Path(path)), json.loads(Path(path).read_text())
     folder, errors = job.run_directory, Path(path).with_suffix(".errors")
 
     def train() -> None:

@@ -10,7 +10,7 @@ from reread.batches.collation import inputs
 from reread.storage.prepared import open_prepared
 from reread.training.progress import Progress
 from reread.training.run import run
-from reread.training.settings import Job
+from reread.training.settings import TrainingJob
 from tests.reread.training.outcome import outcome
 
 ALL = [{"name": "shift", "pixels": 2}, {"name": "flip"}, {"name": "cutout", "size": 3}]
@@ -30,7 +30,7 @@ def train_here():
                 raise Killed
 
     def train(path, epochs=None):
-        job = Job.read(path)
+        job = TrainingJob.read(path)
         if epochs is None:
             run(job, json.loads(path.read_text()), Progress(job, events=False))
         else:

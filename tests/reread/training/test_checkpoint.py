@@ -19,7 +19,7 @@ from reread.training.checkpoint import Checkpoint, Writer, checkpoints
 from reread.training.optimisers import REGISTRY, make_optimiser
 from reread.training.progress import Progress
 from reread.training.run import run
-from reread.training.settings import Job, Settings
+from reread.training.settings import Settings, TrainingJob
 from reread.training.state import COLUMNS, State
 from reread.training.validation import Validation
 from tests.reread.training.outcome import outcome
@@ -336,7 +336,7 @@ def test_a_network_with_tied_weights_trains_and_resumes_with_the_same_bytes(
         for key in ("whole", "resumed")
     ]
     whole = train_here(jobs[0])
-    job = Job.read(jobs[1])
+    job = TrainingJob.read(jobs[1])
     with pytest.raises(KeyboardInterrupt):
         run(job, json.loads(jobs[1].read_text()), Stops(job, None))
     assert [folder.name for folder in checkpoints(job.run_directory)] == ["000001", "000002"]

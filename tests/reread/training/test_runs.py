@@ -26,7 +26,7 @@ from reread.training.checkpoint import Checkpoint
 from reread.training.loop import refuse_references
 from reread.training.progress import Progress
 from reread.training.run import run
-from reread.training.settings import Job
+from reread.training.settings import TrainingJob
 from tests.reread.training.outcome import outcome
 
 # As on a GPU.
@@ -68,7 +68,7 @@ def train_here(torch_settings):
     """Train a job in this process, without the seconds that a new one takes, and return its result."""
 
     def train_one(path):
-        job = Job.read(path)
+        job = TrainingJob.read(path)
         return run(job, json.loads(path.read_text()), Progress(job, events=False))
 
     return train_one

@@ -16,7 +16,7 @@ from reread.training.checkpoint import checkpoints
 from reread.training.optimisers import make_optimiser
 from reread.training.progress import Progress
 from reread.training.run import run
-from reread.training.settings import Job, Settings
+from reread.training.settings import Settings, TrainingJob
 from reread.training.step import Step
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no NVIDIA GPU")]
@@ -30,7 +30,7 @@ def restored():
 
 
 def train(path):
-    job = Job.read(path)
+    job = TrainingJob.read(path)
     with warnings.catch_warnings():
         # Without the library, which this does not need, the references run.
         warnings.simplefilter("ignore", ReferenceWarning)

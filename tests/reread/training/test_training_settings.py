@@ -6,7 +6,7 @@ import pytest
 
 from reread.planning.validation import read
 from reread.storage.errors import InputError
-from reread.training.settings import Job, Settings
+from reread.training.settings import Settings, TrainingJob
 
 
 @pytest.mark.parametrize(
@@ -56,7 +56,7 @@ def test_settings_cannot_be_changed():
 def test_a_bad_job_is_refused_with_its_file(write_job, tmp_path, entries, message):
     path = write_job(tmp_path, **entries)
     with pytest.raises(InputError) as error:
-        Job.read(path)
+        TrainingJob.read(path)
     assert str(path) in str(error.value) and message in str(error.value)
 
 
@@ -64,9 +64,9 @@ def test_a_job_that_is_no_object_or_lacks_an_entry_is_refused(tmp_path, write_jo
     path = tmp_path / "job.json"
     path.write_text("[]")
     with pytest.raises(InputError, match="must hold one JSON object"):
-        Job.read(path)
+        TrainingJob.read(path)
     job = json.loads(write_job(tmp_path).read_text())
     del job["model"]
     path.write_text(json.dumps(job))
     with pytest.raises(InputError, match="'model' must be text"):
-        Job.read(path)
+        TrainingJob.read(path)
