@@ -18,6 +18,7 @@ from reread.planning.environment import Environment
 from reread.planning.reach import plan_reach, reach_lines
 from reread.planning.search import rounds
 from reread.planning.tuning import other_settings, published
+from reread.storage.job import Job
 from reread.tracking.journal import settle, waiting
 from reread.training.launcher import allow_training, kept_processes, stop_training
 from tasks.background import tracking_in_background
@@ -77,7 +78,7 @@ def train(
     return directories
 
 
-def _train_jobs(jobs: list[dict[str, Any]], environment: Environment, fresh: bool, wait: bool) -> list[str]:
+def _train_jobs(jobs: list[Job], environment: Environment, fresh: bool, wait: bool) -> list[str]:
     """Train jobs that are not finished, on Slurm or several at a time here; return the folders of all runs."""
     if environment.executor == "slurm":
         from tasks.slurm_training import train_on_slurm
@@ -86,7 +87,7 @@ def _train_jobs(jobs: list[dict[str, Any]], environment: Environment, fresh: boo
         fresh = False
     BOARD.expect(jobs, environment.workers)
     finished = [] if fresh else reuse(jobs)
-    unfinished = [job for job in jobs if job["run_directory"] not in finished]
+    unfinished = [job for job in jobs if str(job.run_directory) not in finished]
     runner: ThreadPoolTaskRunner[Any] = ThreadPoolTaskRunner(max_workers=environment.workers)
     with runner:
         options = {"fresh": fresh, "wait": wait}
@@ -102,4 +103,4 @@ def _train_jobs(jobs: list[dict[str, Any]], environment: Environment, fresh: boo
             raise
     for future in futures:
         future.result()
-    return [job["run_directory"] for job in jobs]
+    return [str(job.run_directory) for job in jobs]

@@ -35,6 +35,7 @@ from reread.preprocessing.manifest import open_data_set
 from reread.storage.digests import whole
 from reread.storage.errors import InputError
 from reread.storage.files import read_json
+from reread.storage.job import Job
 from reread.storage.ledger import open_run_test_split
 from reread.storage.run_folder import EVALUATION, HISTORY, RunFolder
 from reread.tracking.registry import LoadedModel, load_model
@@ -71,7 +72,7 @@ def runs(experiment: str | None = None) -> pd.DataFrame:
     else:
         jobs = make_plan(experiment).known_jobs()
         folders = {run.key: run for run in all_runs()}
-        rows = [_row(folders[job["run_key"]], job) for job in jobs if job["run_key"] in folders]
+        rows = [_row(folders[job.run_key], job.to_json()) for job in jobs if job.run_key in folders]
     table = pd.DataFrame(rows, columns=None if rows else ["run_key", *NAMES, *RESULTS]).set_index("run_key")
     settings = [name for name in table if name.startswith(("network.", "training."))]
     metrics = [name for name in table if "." in name and name not in settings]
@@ -191,15 +192,15 @@ def predictions(run: str, split: str = "test") -> pd.DataFrame:
     evaluations = list(folder.evaluations())
     if not evaluations:
         raise InputError(f"run {folder.key} is not evaluated: run `python -m reread.evaluation {folder.directory}`")
-    job = folder.job
+    job = Job.read(folder)
     newest = folder.directory / EVALUATION / evaluations[-1]
-    record = RunRecord(job["variant"], job["data"], job["seed"], folder.directory, Path(job["prepared"]), newest)
+    record = RunRecord(job.variant, job.data, job.seed, folder.directory, job.prepared, newest)
     record.metrics([split])
     classes = record.description["classes"]
     with open_run_test_split(folder, record.description) if split == "test" else nullcontext():
         labels, probabilities = record.labels(split), record.probabilities(split)
         rows = record.prepared.arrays["raw_indices"][record.prepared.rows(split)]
-    data = open_data_set(job["data"])
+    data = open_data_set(job.data)
     ids = [document.id for document in data.documents()] if hasattr(data, "documents") else None
     items = [ids[row] for row in rows] if ids else list(rows)
     asked = goal(record.description["task"])

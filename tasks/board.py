@@ -4,17 +4,16 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from statistics import mean
-from typing import Any
 
 from rich.console import Console, Group
 from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from reread.storage.run_folder import name_of
+from reread.storage.job import Job
 from tasks import AT_TERMINAL
 
 # A log has no width of its own: wide enough for the tables.
@@ -78,20 +77,20 @@ class Board:
         """Return whether a table can be redrawn: a terminal, and no continuous integration."""
         return AT_TERMINAL and self.console.is_interactive and sys.stdout.isatty() and not os.environ.get("CI")
 
-    def expect(self, jobs: Iterable[Mapping[str, Any]], workers: int) -> None:
+    def expect(self, jobs: Iterable[Job], workers: int) -> None:
         """Begin a whole of ``jobs``, of which ``workers`` train at a time."""
         with self.lock:
             self.reset()
             self.workers = workers
-            self.waiting = {name_of(job): job["variant"] for job in jobs}
+            self.waiting = {job.name: job.variant for job in jobs}
             self.total = len(self.waiting)
 
-    def begin(self, job: Mapping[str, Any]) -> Row:
+    def begin(self, job: Job) -> Row:
         """Add a run that starts to train."""
         with self.lock:
-            self.waiting.pop(name_of(job), None)
+            self.waiting.pop(job.name, None)
             self.total = max(self.total, self.finished + len(self.rows) + 1)
-            row = self.rows[name_of(job)] = Row(job["variant"], job["seed"], job["training"]["max_epochs"])
+            row = self.rows[job.name] = Row(job.variant, job.seed, job.training["max_epochs"])
             self.draw()
             return row
 
@@ -111,10 +110,10 @@ class Board:
                 self.live.stop()
                 self.live = None
 
-    def end(self, job: Mapping[str, Any], trained: bool) -> None:
+    def end(self, job: Job, trained: bool) -> None:
         """Take off a run that is over; ``trained``: it was trained here, so that its time counts."""
         with self.lock:
-            name = name_of(job)
+            name = job.name
             row = self.rows.pop(name, None)
             known = self.waiting.pop(name, None) is not None or row is not None
             self.finished += known

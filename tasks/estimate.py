@@ -16,6 +16,7 @@ import numpy as np
 
 from reread.planning.plan import job_settings
 from reread.storage.errors import InputError
+from reread.storage.job import Job
 
 STEPS = 8  # the fewest that are timed, where an epoch has so many; batches of texts differ in length
 SECONDS = 1.0  # for which steps are timed
@@ -68,7 +69,7 @@ class Estimate:
     share: float
 
 
-def estimate(jobs: Iterable[Mapping[str, Any]], workers: int) -> Estimate:
+def estimate(jobs: Iterable[Job], workers: int) -> Estimate:
     """Return how long ``jobs`` (of ``Plan.jobs``) take, ``workers`` runs at once.
 
     That is all their epochs: a run may end earlier. Trials count to their variant, and a run of the variant itself is
@@ -77,8 +78,8 @@ def estimate(jobs: Iterable[Mapping[str, Any]], workers: int) -> Estimate:
     jobs = list(jobs)
     measured: dict[str, Measurement] = {}
     for job in jobs:
-        if job["variant"] not in measured:
-            measured[job["variant"]] = measure(job)
+        if job.variant not in measured:
+            measured[job.variant] = measure(job)
     workers = at_once(jobs, workers)
     timed = sum(one.timed for one in measured.values())
     got = sum(one.share * one.timed for one in measured.values()) / timed if timed else 1.0
@@ -86,21 +87,21 @@ def estimate(jobs: Iterable[Mapping[str, Any]], workers: int) -> Estimate:
     training: dict[str, float] = {}
     evaluation = 0.0
     for job in jobs:
-        name, slash, _ = job["variant"].partition("/")
+        name, slash, _ = job.variant.partition("/")
         own = [one for variant, one in measured.items() if variant.partition("/")[0] == name]
-        about = measured[job["variant"]] if slash else max(own, key=lambda one: one.epoch(share))
-        training[name] = training.get(name, 0.0) + about.epoch(share) * job["training"]["max_epochs"] / workers
+        about = measured[job.variant] if slash else max(own, key=lambda one: one.epoch(share))
+        training[name] = training.get(name, 0.0) + about.epoch(share) * job.training["max_epochs"] / workers
         evaluation += about.evaluation(share_of_each(got, 1, len(os.sched_getaffinity(0))))
     return Estimate(training, evaluation, share)
 
 
-def at_once(jobs: Iterable[Mapping[str, Any]], workers: int) -> int:
+def at_once(jobs: Iterable[Job], workers: int) -> int:
     """Return how many of ``workers`` runs train at once: on GPUs, as many as may share one, times their number."""
     import torch
 
     if not torch.cuda.is_available():
         return workers
-    most = min((job["runs_per_gpu"] for job in jobs), default=1)
+    most = min((job.runs_per_gpu for job in jobs), default=1)
     return min(workers, most * torch.cuda.device_count())
 
 
@@ -128,7 +129,7 @@ def load(cores: int) -> float | None:
     return average if average > cores else None
 
 
-def measure(job: Mapping[str, Any]) -> Measurement:
+def measure(job: Job) -> Measurement:
     """Time steps, validation and a checkpoint of a job here, with its batches, threads and device; write nothing."""
     import torch
 
@@ -147,17 +148,17 @@ def measure(job: Mapping[str, Any]) -> Measurement:
     from reread.training.validation import validate
 
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    prepared = open_prepared(Path(job["prepared"]), verify=False)
+    prepared = open_prepared(job.prepared, verify=False)
     rows = {split: prepared.rows(split) for split in ("train", "validation")}
     _, settings = job_settings(job)
     objective = make_objective(settings.objective, prepared.description, prepared.labels[rows["train"]])
     with torch.random.fork_rng(), threads(settings.threads), tempfile.TemporaryDirectory() as folder:
-        network = models.build(job["model"], job["network"], prepared.description).to(device).train()
+        network = models.build(job.model, job.network, prepared.description).to(device).train()
         optimiser = make_optimiser(network, settings)
         step, average = Step(network, objective, optimiser, settings, device), Average(network, settings.ema_decay)
         ragged = reads_ragged(network, device)
         batches = Batches(
-            prepared, rows["train"], device, settings.batch_size, job["seed"], ragged=ragged,
+            prepared, rows["train"], device, settings.batch_size, job.seed, ragged=ragged,
             augmentation=settings.augmentation,
         )  # fmt: skip
         epoch = batches.epoch(1)

@@ -4,6 +4,7 @@ python -m tasks.evaluate [--experiment default]
 """
 
 import argparse
+import dataclasses
 import hashlib
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
@@ -29,9 +30,9 @@ from reread.planning.tuning import published, untuned
 from reread.preprocessing.manifest import load_raw_rows
 from reread.preprocessing.settings import FOLD
 from reread.storage.errors import InputError, command
+from reread.storage.job import Job
 from reread.storage.ledger import SplitRead, add_reads, open_test_split, read_ledger, reads_file, version_of
 from reread.storage.prepared import SPLITS, Prepared, open_prepared
-from reread.storage.run_folder import RunFolder
 from reread.tracking.journal import Tracker
 from tasks.links import links
 from tasks.preprocess import preprocess
@@ -54,25 +55,25 @@ def evaluate(plan: Mapping[str, Any], prepared: Mapping[str, str], so_far: bool 
     """
     chosen = Plan.from_json(plan)
     experiment, splits = chosen.name, chosen.splits
-    jobs = sorted(chosen.jobs(prepared), key=lambda job: list(chosen.variants).index(job["variant"]))
-    unfinished = [job for job in jobs if not RunFolder(Path(job["run_directory"])).finished]
+    jobs = sorted(chosen.jobs(prepared), key=lambda job: list(chosen.variants).index(job.variant))
+    unfinished = [job for job in jobs if not job.run.finished]
     if unfinished and (not so_far or len(unfinished) == len(jobs)):
         first = unfinished[0]
         command = "jobs" if chosen.targets_remote_machine else "train"
         raise InputError(
-            f"{len(unfinished)} of {len(jobs)} runs of '{experiment}' are not trained ({first['variant']} seed "
-            f"{first['seed']} is the first): run `reread {command} --experiment {experiment}`"
+            f"{len(unfinished)} of {len(jobs)} runs of '{experiment}' are not trained ({first.name} is the "
+            f"first): run `reread {command} --experiment {experiment}`"
         )
     if chosen.folds is not None:
         # A repetition counts as a whole.
-        halves = {(job["variant"], job["seed"]) for job in unfinished}
-        unfinished += [job for job in jobs if (job["variant"], job["seed"]) in halves and job not in unfinished]
+        halves = {(job.variant, job.seed) for job in unfinished}
+        unfinished += [job for job in jobs if (job.variant, job.seed) in halves and job not in unfinished]
         if len(unfinished) == len(jobs):
             raise InputError(
                 f"no seed of '{experiment}' has all its folds: run `reread train --experiment {experiment}`"
             )
     jobs = [job for job in jobs if job not in unfinished]
-    restored = sum(bool(RunFolder(Path(job["run_directory"])).published) for job in jobs)
+    restored = sum(bool(job.run.published) for job in jobs)
     if restored:
         say(
             f"{restored} of {len(jobs)} runs are known from results/, without weights: what needs weights, or "
@@ -80,7 +81,7 @@ def evaluate(plan: Mapping[str, Any], prepared: Mapping[str, str], so_far: bool 
         )
     tracker = Tracker(say)
     data_sets = _rows_of_data_sets(chosen, prepared)
-    add_reads(entry for job in jobs for entry in read_ledger(reads_file(Path(job["run_directory"]))))
+    add_reads(entry for job in jobs for entry in read_ledger(reads_file(job.run_directory)))
     versions = {
         name: version
         for folds in data_sets.values()
@@ -98,7 +99,7 @@ def evaluate(plan: Mapping[str, Any], prepared: Mapping[str, str], so_far: bool 
 
 def _report(
     chosen: Plan,
-    jobs: list[dict[str, Any]],
+    jobs: list[Job],
     data_sets: Mapping[str, Mapping[Place, Prepared]],
     reads: list[SplitRead],
     tracker: Tracker,
@@ -130,9 +131,7 @@ def _report(
         baselines,
         destination,
         command=chosen.command,
-        environment=described(
-            {name: jobs[0]["machine"][name] for name in chosen.machine}, jobs[0]["training"]["threads"]
-        ),
+        environment=described({name: jobs[0].machine[name] for name in chosen.machine}, jobs[0].training["threads"]),
         repeated=repeated,
         reads=reads,
         plan=chosen.key,
@@ -151,16 +150,14 @@ def _report(
     return destination
 
 
-def _evaluate_run(job: dict[str, Any], splits: tuple[str, ...], tracker: Tracker, run_ids: dict[str, str]) -> RunRecord:
-    run_directory, prepared = Path(job["run_directory"]), Path(job["prepared"])
+def _evaluate_run(job: Job, splits: tuple[str, ...], tracker: Tracker, run_ids: dict[str, str]) -> RunRecord:
     # Where an evaluation exists, the weights are not opened.
-    run = RunFolder(run_directory)
-    run.refuse_damage()
-    evaluation = run.published_evaluation(splits) or evaluate_run(run_directory, prepared, splits)
-    run_id = tracker.record(run_directory, evaluation, job)
+    job.run.refuse_damage()
+    evaluation = job.run.published_evaluation(splits) or evaluate_run(job.run_directory, job.prepared, splits)
+    run_id = tracker.record(job.run_directory, evaluation, job)
     if run_id:
-        run_ids[job["run_key"]] = run_id
-    return RunRecord(job["variant"], job["data"], job["seed"], run_directory, prepared, evaluation)
+        run_ids[job.run_key] = run_id
+    return RunRecord(job.variant, job.data, job.seed, job.run_directory, job.prepared, evaluation)
 
 
 def _over_folds(
@@ -272,7 +269,7 @@ def _register(
     champions = {data: champion_of(data, metrics)[0] for data in metrics["champions"]}
     for name, about in metrics["variants"].items():
         best = next(record for record in records if record.variant == name and record.seed == about["best_seed"])
-        job = {**best.job, "variant": name, "experiment": experiment.name}
+        job = dataclasses.replace(Job.read(best.run), variant=name, experiment=experiment.name)
         if kinds.kind(best.description["kind"]).reader is None:
             continue  # models of this kind are not served
         if not best.run.weights.is_file():

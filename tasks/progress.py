@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast
 from uuid import UUID
 
 from reread.storage.errors import BREAKS, printable
-from reread.storage.run_folder import name_of
+from reread.storage.job import Job
 from tasks.board import BOARD
 from tasks.prefect_run import flow_context, task_context
 
@@ -78,7 +78,7 @@ def artifact_key(*names: object) -> str:
 class RunProgress:
     """Follows one run's events: the board or printed lines for a person, a bar of epochs where Prefect runs."""
 
-    def __init__(self, job: Mapping[str, Any]) -> None:
+    def __init__(self, job: Job) -> None:
         self.job = job
         self.row = BOARD.begin(job)
         self.artifact: UUID | None = None
@@ -95,7 +95,7 @@ class RunProgress:
             row.loss, row.validation = event["training_loss"], event["validation_score"]
             if BOARD.total == 1 and not BOARD.interactive:
                 BOARD.print(
-                    f"{name_of(self.job)}: epoch {row.epoch} of at most {row.max_epochs}, loss {row.loss:.4f}, "
+                    f"{self.job.name}: epoch {row.epoch} of at most {row.max_epochs}, loss {row.loss:.4f}, "
                     f"validation {row.validation:.4f}, {row.samples_per_second:,.0f} samples/s"
                 )
         else:
@@ -124,8 +124,8 @@ class RunProgress:
             if self.artifact:
                 update_progress_artifact(self.artifact, percent, description)
                 return
-            fold = [self.job["fold"]] if "fold" in self.job else []
-            key = artifact_key(self.job["experiment"], self.job["variant"], self.job["seed"], *fold, "epochs")
+            fold = [] if self.job.fold is None else [self.job.fold]
+            key = artifact_key(self.job.experiment, self.job.variant, self.job.seed, *fold, "epochs")
             artifact = create_progress_artifact(progress=percent, key=key, description=description)
             self.artifact = cast(UUID, artifact)  # a coroutine in asynchronous flows alone
         except Exception:  # whatever Prefect's client raises: the run goes on
@@ -134,4 +134,4 @@ class RunProgress:
     def _description(self) -> str:
         row = self.row
         score = "" if row.validation is None else f", validation {row.validation:.4f}"
-        return f"{name_of(self.job)}: epoch {row.epoch} of at most {row.max_epochs}{score}"
+        return f"{self.job.name}: epoch {row.epoch} of at most {row.max_epochs}{score}"

@@ -9,6 +9,7 @@ from reread.planning.keys import this_machine
 from reread.planning.schema import read_yaml
 from reread.storage.files import sha256_file
 from reread.storage.git import checkout
+from reread.storage.job import Job
 from tasks.prefect_run import flow_run_id, flow_run_page
 
 # Where `reread ui` serves Prefect's pages.
@@ -30,12 +31,12 @@ def described(machine: Mapping[str, Any], threads: int) -> dict[str, Any]:
     return {**about, "threads per run": threads, "commit": head["commit"], "uncommitted changes": head["dirty"]}
 
 
-def provenance(job: dict[str, Any]) -> dict[str, Any]:
+def provenance(job: Job) -> dict[str, Any]:
     """Tags of the MLflow run of ``job``; names are flat, values text, numbers or truth values."""
     tags = {
         **{f"git.{name}": value for name, value in commit().items()},
         "data.manifest.sha256": sha256_file(Path("data.manifest.json")),
-        "deterministic": job["training"]["deterministic"],
+        "deterministic": job.training["deterministic"],
         **this_machine(),
     }
     if Path("data.dvc").is_file():

@@ -5,8 +5,8 @@ from pathlib import Path
 from typing import Any
 
 from reread.storage.files import remove_directory, write_json
+from reread.storage.job import Job
 from reread.storage.locks import run_locked
-from reread.storage.run_folder import JOB, RunFolder
 from reread.tracking.runs import ORIGIN
 from reread.training.launcher import TrainingFailed, training_command
 from tasks.prefect_run import is_retry
@@ -20,7 +20,7 @@ FOLDER = Path(".slurm")
 
 @step(task_run_name="train-on-slurm")
 def train_on_slurm(
-    jobs: Sequence[Mapping[str, Any]],
+    jobs: Sequence[Job],
     options: Mapping[str, Any],
     runs_per_job: int = 1,
     fresh: bool = False,
@@ -31,52 +31,47 @@ def train_on_slurm(
     options: of sbatch, as submitit names them (REREAD_SLURM). runs_per_job: trained by one process in turn.
     InputError for a wrong option and without Slurm; TrainingFailed where runs ended without a result.
     """
-    missing = [dict(job) for job in jobs if fresh or not is_finished(job)]
+    missing = [job for job in jobs if fresh or not is_finished(job)]
     if not missing:
         return
     refuse_no_slurm()
     queued = {file for task in queued_tasks(FOLDER) for file in task.files}
-    for job in (job for job in missing if job_file(job) not in queued):
+    for job in (job for job in missing if str(job.file) not in queued):
         if fresh and not is_retry():
-            remove_run(Path(job["run_directory"]))
+            remove_run(job.run_directory)
         if not is_finished(job):
             write_job(job)
-    runs = [Run(job_file(job), lambda job=job: is_finished(job)) for job in missing]  # type: ignore[misc]
+    runs = [Run(str(job.file), lambda job=job: is_finished(job)) for job in missing]  # type: ignore[misc]
     chosen = parameters(missing, options)
     logs = run_on_slurm(runs, training_command(missing[0]), chosen, FOLDER, runs_per_job, poll_seconds)
-    failed = [job for job in missing if job_file(job) in logs]
+    failed = [job for job in missing if str(job.file) in logs]
     if failed:
         first = failed[0]
         raise TrainingFailed(
-            f"{len(failed)} of {len(jobs)} runs ended on Slurm without a result, {first['variant']} seed "
-            f"{first['seed']} first; its log: {logs[job_file(first)]}; run again to submit them again"
+            f"{len(failed)} of {len(jobs)} runs ended on Slurm without a result, {first.name} first; its log: "
+            f"{logs[str(first.file)]}; run again to submit them again"
         )
 
 
-def write_job(job: dict[str, Any]) -> None:
+def write_job(job: Job) -> None:
     """Write a job's file, and the origin that is read when the finished run is recorded in MLflow."""
-    write_json(Path(job_file(job)), job)
-    write_json(Path(job["run_directory"]) / ORIGIN, provenance(job))
+    job.write()
+    write_json(job.run_directory / ORIGIN, provenance(job))
 
 
-def parameters(jobs: Sequence[Mapping[str, Any]], options: Mapping[str, Any]) -> dict[str, Any]:
+def parameters(jobs: Sequence[Job], options: Mapping[str, Any]) -> dict[str, Any]:
     """Return the options of sbatch for an array, any task of which may train the largest of ``jobs``."""
     ours: dict[str, Any] = {
-        "job_name": f"reread-{jobs[0]['experiment']}",
-        "cpus_per_task": max(job["training"]["threads"] * job.get("processes", 1) for job in jobs),
+        "job_name": f"reread-{jobs[0].experiment}",
+        "cpus_per_task": max(job.training["threads"] * job.processes for job in jobs),
     }
-    if gpus := max(job.get("processes", 1) if job["machine"].get("cuda") else 0 for job in jobs):
+    if gpus := max(job.processes if job.machine.get("cuda") else 0 for job in jobs):
         ours["gpus_per_node"] = gpus
     return sbatch_options(ours, options)
 
 
-def job_file(job: Mapping[str, Any]) -> str:
-    return str(Path(job["run_directory"]) / JOB)
-
-
-def is_finished(job: Mapping[str, Any]) -> bool:
-    folder = RunFolder(Path(job["run_directory"]))
-    return folder.finished and not folder.damage()
+def is_finished(job: Job) -> bool:
+    return job.run.finished and not job.run.damage()
 
 
 def remove_run(run_directory: Path) -> None:

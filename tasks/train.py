@@ -5,7 +5,7 @@ python -m tasks.train [--variant han] [--experiment default]
 
 import argparse
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TextIO
@@ -16,8 +16,9 @@ from reread.planning.runs import RESULTS, run_records
 from reread.planning.search import rounds
 from reread.storage.errors import InputError, command
 from reread.storage.files import remove_directory, write_json
+from reread.storage.job import Job
 from reread.storage.locks import run_locked
-from reread.storage.run_folder import RunFolder, name_of
+from reread.storage.run_folder import RunFolder
 from reread.tracking.journal import TrackedRun, Tracker, settle, waiting
 from reread.tracking.runs import ORIGIN, open_tracking
 from reread.training.launcher import STOPPING, TrainingFailed, TrainingStopped, kept_processes, run_training
@@ -35,8 +36,8 @@ from tasks.step import publishes, step
 SECONDS_UNTIL_TRACKED = 0.5
 
 
-@step(task_run_name="train-{job[variant]}-{job[seed]}")
-def train(job: Mapping[str, Any], fresh: bool = False, wait: bool = True) -> str:
+@step(task_run_name="train-{job.variant}-{job.seed}")
+def train(job: Job, fresh: bool = False, wait: bool = True) -> str:
     """Train a job of ``Plan.jobs``; return its folder in runs/.
 
     A finished run is reused and a stopped one resumed after its last epoch; ``fresh`` trains from the start, but not
@@ -44,54 +45,51 @@ def train(job: Mapping[str, Any], fresh: bool = False, wait: bool = True) -> str
     which and ``wait`` for it, or raise InputError.
     InputError for a run that is not finished and whose job was made for another machine.
     """
-    job = dict(job)
-    name = name_of(job)
     if STOPPING.is_set():
-        raise TrainingStopped(f"{name} was not started: everything is being stopped")
-    run_directory = Path(job["run_directory"])
+        raise TrainingStopped(f"{job.name} was not started: everything is being stopped")
     here = this_machine()
-    remote = any(job["machine"][part] != here[part] for part in here)
+    remote = any(job.machine[part] != here[part] for part in here)
     # Another process may train the very same run (a deployment beside `dvc repro`): it is trained once.
-    with run_locked(run_directory, wait, say) as lock:
-        if fresh and not is_retry() and run_directory.exists() and not remote:
-            remove_directory(run_directory)
-        run = RunFolder(run_directory)
+    with run_locked(job.run_directory, wait, say) as lock:
+        if fresh and not is_retry() and job.run_directory.exists() and not remote:
+            remove_directory(job.run_directory)
+        run = job.run
         damage = run.damage() if run.finished else None
         if damage:
             say(f"{damage}: the run is restored from its last checkpoint")
         elif run.finished:
             record(job)
             BOARD.end(job, trained=False)
-            say(f"{_summary(job)} (finished before, {run_directory})", summary=True)
-            return str(run_directory)
+            say(f"{_summary(job)} (finished before, {job.run_directory})", summary=True)
+            return str(job.run_directory)
         if remote:
             raise InputError(
-                f"{name} is not trained, and REREAD_MACHINE names another machine than this: "
-                f"`reread jobs --experiment {job['experiment']}` writes the jobs to train there"
+                f"{job.name} is not trained, and REREAD_MACHINE names another machine than this: "
+                f"`reread jobs --experiment {job.experiment}` writes the jobs to train there"
             )
         _train(job, lock)
-    return str(run_directory)
+    return str(job.run_directory)
 
 
 @step(task_run_name="reuse-finished-runs")
-def reuse(jobs: Sequence[Mapping[str, Any]]) -> list[str]:
+def reuse(jobs: Sequence[Job]) -> list[str]:
     """Return the folders of the jobs' runs that are finished and whole; record in MLflow those that it lacks.
 
     One task for all of them, and one question to MLflow.
     """
-    found = [dict(job) for job in jobs if is_reusable(RunFolder(Path(job["run_directory"])))]
-    known = recorded_runs({job["experiment"] for job in found})
+    found = [job for job in jobs if is_reusable(job.run)]
+    known = recorded_runs({job.experiment for job in found})
     for job in found:
-        if (job["experiment"], job["variant"], job["run_key"]) not in known:
+        if (job.experiment, job.variant, job.run_key) not in known:
             record(job)
         BOARD.end(job, trained=False)
-        say(f"{_summary(job)} (finished before, {job['run_directory']})", summary=True)
-    return [job["run_directory"] for job in found]
+        say(f"{_summary(job)} (finished before, {job.run_directory})", summary=True)
+    return [str(job.run_directory) for job in found]
 
 
-def record(job: Mapping[str, Any]) -> None:
+def record(job: Job) -> None:
     """Record the finished run of a job in MLflow, or in its journal while MLflow is away."""
-    Tracker(say, strict=False).record(Path(job["run_directory"]), None, job)
+    Tracker(say, strict=False).record(job.run_directory, None, job)
 
 
 def is_reusable(run: RunFolder) -> bool:
@@ -107,12 +105,12 @@ def recorded_runs(experiments: Iterable[str]) -> set[tuple[str, str, str]]:
         return set()
 
 
-def _train(job: dict[str, Any], lock: TextIO | None) -> None:
+def _train(job: Job, lock: TextIO | None) -> None:
     from reread.training.state import COLUMNS  # torch takes a second to import
 
     about = provenance(job)
     # A run that ends at once is recorded as a whole.
-    write_json(Path(job["run_directory"]) / ORIGIN, about)
+    write_json(job.run_directory / ORIGIN, about)
     ended = threading.Event()
 
     def start() -> TrackedRun | None:
@@ -137,12 +135,12 @@ def _train(job: dict[str, Any], lock: TextIO | None) -> None:
         run_training(job, follow, lock)
     except (InputError, TrainingFailed) as error:
         status = "KILLED" if isinstance(error, TrainingStopped) else "FAILED"
-        message = str(error).removeprefix(f"{name_of(job)}: ")
+        message = str(error).removeprefix(f"{job.name}: ")
         track(lambda: (tracked.result() or TrackedRun(job, about, say)).fail(status, message))
         how = "stopped" if status == "KILLED" else "failed"
-        progress.finish(f"{name_of(job)}: {how}: {message}", trained=False)
+        progress.finish(f"{job.name}: {how}: {message}", trained=False)
         if isinstance(error, InputError):
-            raise InputError(f"{name_of(job)}: {message}") from None
+            raise InputError(f"{job.name}: {message}") from None
         raise
     finally:
         ended.set()
@@ -150,10 +148,10 @@ def _train(job: dict[str, Any], lock: TextIO | None) -> None:
     progress.finish(_summary(job))
 
 
-def _summary(job: dict[str, Any]) -> str:
-    result = RunFolder(Path(job["run_directory"])).require_result()
+def _summary(job: Job) -> str:
+    result = job.run.require_result()
     return (
-        f"{name_of(job)}: validation {result['validation']['score']:.4f} "
+        f"{job.name}: validation {result['validation']['score']:.4f} "
         f"at epoch {result['best_epoch']} of {result['epochs']}"
     )
 
@@ -175,7 +173,7 @@ def main() -> None:
     BOARD.expect(plan.jobs(prepared), plan.environment.workers)
     with kept_processes(), ThreadPoolExecutor(plan.environment.workers) as pool:
         runs = {
-            (job["variant"], job["seed"], job.get("fold", 0)): Path(folder)
+            (job.variant, job.seed, job.fold or 0): Path(folder)
             for jobs in rounds(plan, prepared)
             for job, folder in zip(jobs, pool.map(train.fn, jobs), strict=True)
         }

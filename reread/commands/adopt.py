@@ -18,6 +18,7 @@ A variant that today's code trains differently is left as it is, and the exit co
 
 import contextlib
 import csv
+import dataclasses
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
@@ -29,6 +30,7 @@ from reread.commands.options import Experiment, Variants, plan_of
 from reread.planning.adopt import adopt, golden_runs_are_equal, old_run, require_agreement, sources_are_equal
 from reread.planning.runs import all_runs
 from reread.storage.errors import InputError
+from reread.storage.job import Job
 from reread.storage.locks import file_lock, run_lock
 from reread.storage.run_folder import HISTORY, RunFolder
 
@@ -60,10 +62,10 @@ def command(
     from tasks.preprocess import preprocess
 
     jobs = plan.unfinished({key: preprocess.fn(about) for key, about in plan.preparations().items()})
-    found: dict[str, list[tuple[dict[str, Any], RunFolder]]] = {}
+    found: dict[str, list[tuple[Job, RunFolder]]] = {}
     for job in jobs:
         if old := old_run(job, runs):
-            found.setdefault(job["variant"], []).append((job, old))
+            found.setdefault(job.variant, []).append((job, old))
     different = 0
     for variant, pairs in found.items():
         require_agreement(variant, [old for _, old in pairs])
@@ -79,7 +81,7 @@ def command(
 
 
 def evidence(
-    pairs: list[tuple[dict[str, Any], RunFolder]],
+    pairs: list[tuple[Job, RunFolder]],
     epochs: int,
     proof: Path | None,
     checkout: Path | None,
@@ -95,7 +97,7 @@ def evidence(
         return None
     job, old = pairs[0]
     then = history(old.directory, epochs)
-    now = history(proof / job["run_key"], epochs) if proof else train_first_epochs(job, epochs, runs_root)
+    now = history(proof / job.run_key, epochs) if proof else train_first_epochs(job, epochs, runs_root)
     return f"{len(then)} epochs are equal" if then and are_equal(then, now[: len(then)]) else None
 
 
@@ -120,11 +122,11 @@ def history(directory: Path, epochs: int) -> list[dict[str, str]]:
     return list(csv.DictReader(path.read_text(encoding="utf-8").splitlines()))[:epochs]
 
 
-def train_first_epochs(job: Mapping[str, Any], epochs: int, runs_root: Path) -> list[dict[str, str]]:
+def train_first_epochs(job: Job, epochs: int, runs_root: Path) -> list[dict[str, str]]:
     """Train ``job`` beside the runs until ``epochs`` have ended and return its history so far."""
     from reread.training.launcher import run_training
 
-    directory = runs_root / FOLDER / job["run_key"]
+    directory = runs_root / FOLDER / job.run_key
 
     def count(event: Mapping[str, Any]) -> None:
         if event["event"] == "epoch" and event["epoch"] >= epochs:
@@ -133,7 +135,7 @@ def train_first_epochs(job: Mapping[str, Any], epochs: int, runs_root: Path) -> 
     with file_lock(run_lock(directory)) as lock:
         shutil.rmtree(directory, ignore_errors=True)
         with contextlib.suppress(Enough):
-            run_training({**job, "run_directory": str(directory)}, count, lock)
+            run_training(dataclasses.replace(job, run_directory=directory), count, lock)
         lines = history(directory, epochs)
         shutil.rmtree(directory)
     return lines

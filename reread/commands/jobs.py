@@ -49,7 +49,6 @@ def command(
 
     from reread.storage.files import write_json
     from reread.storage.git import checkout
-    from reread.storage.run_folder import JOB
     from tasks.preprocess import preprocess
 
     plans = {"": plan} if tuned_by is None else dict(plans_of_trials(plan, tuned_by))
@@ -61,16 +60,16 @@ def command(
     for trial, one in plans.items():
         # Of trials finished runs are listed too: which jobs are needed is known after the choice.
         for job in one.jobs(prepared) if trial else one.unfinished(prepared):
-            jobs[Path(job["run_directory"]) / JOB] = {**job, "trial": trial} if trial else job
+            jobs[job.file] = {**job.to_json(), **({"trial": trial} if trial else {})}
     source = checkout()
-    for path, job in jobs.items():
+    for path, content in jobs.items():
         # The training machine has no git; its source is compared with the job's before it trains.
-        write_json(path, {**job, "checkout": source} if source else job)
+        write_json(path, {**content, "checkout": source} if source else content)
     if as_json:
         print_json([str(path) for path in jobs])
     else:
         print(*jobs, sep="\n", end="\n" if jobs else "")
-    folders = ", ".join(dict.fromkeys(job["prepared"] for job in jobs.values()))
+    folders = ", ".join(dict.fromkeys(content["prepared"] for content in jobs.values()))
     summary = f"{len(jobs)} jobs; copy them there with the source and {folders}" if jobs else "every run is finished"
     print(summary, file=sys.stderr)
 

@@ -8,6 +8,7 @@ is removed when it is equal and kept in runs/.reproduced/ when it is not. Its jo
 prepared arrays are recorded again, so that the comparison names each part that differs.
 """
 
+import dataclasses
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -22,6 +23,7 @@ from reread.planning.experiment import experiments
 from reread.planning.runs import find_run
 from reread.storage.errors import InputError
 from reread.storage.files import read_json
+from reread.storage.job import Job
 from reread.storage.locks import file_lock, holder, run_lock
 from reread.storage.prepared import DESCRIPTION
 from reread.storage.run_folder import RunFolder
@@ -52,21 +54,21 @@ def train_again(original: RunFolder) -> tuple[RunFolder | None, dict[str, list[R
     from reread.training.launcher import TrainingFailed
     from tasks.progress import RunProgress
 
-    board = RunProgress(original.job)
+    job = Job.read(original)
+    board = RunProgress(job)
 
     def follow(event: dict[str, Any]) -> None:
         if event["event"] == "started":
             print(f"training {original.key} again on {event['device']}", flush=True)
         board(event)
 
-    name = f"{original.job['variant']} seed {original.job['seed']}"
     try:
         again = reproduce(original, follow)
     except TrainingFailed as error:
-        board.finish(f"{name}: failed", trained=False)
+        board.finish(f"{job.name}: failed", trained=False)
         print(f"not reproduced: {error}")
         return None, {}
-    board.finish(f"{name}: trained again on {again.environment.get('device', 'this machine')}")
+    board.finish(f"{job.name}: trained again on {again.environment.get('device', 'this machine')}")
     return again, compare(original, again)
 
 
@@ -120,16 +122,17 @@ def reproduce(run: RunFolder, on_event: Callable[[dict[str, Any]], None]) -> Run
             raise InputError(f"{run.key} is being reproduced by {holder(run_lock(directory))}: wait for it")
         # From the start: an earlier attempt may have been of another source.
         shutil.rmtree(directory, ignore_errors=True)
-        network, training = job_settings(run.job)
+        job = Job.read(run)
+        network, training = job_settings(job)
         description = read_json(prepared / DESCRIPTION)
-        job = {
-            **run.job,
-            "run_directory": str(directory),
-            "key_parts": {**run.job["key_parts"], "data": keys.data_digest(description)},
-            "source": keys.source(run.job["model"], description["kind"], network, training),
-            "machine": keys.job_machine(machine(), training, run.job["processes"]),
-        }
-        run_training(job, on_event, lock)
+        again = dataclasses.replace(
+            job,
+            run_directory=directory,
+            key_parts={**job.key_parts, "data": keys.data_digest(description)},
+            source=keys.source(job.model, description["kind"], network, training),
+            machine=keys.job_machine(machine(), training, job.processes),
+        )
+        run_training(again, on_event, lock)
     return RunFolder(directory)
 
 

@@ -38,7 +38,6 @@ from reread.commands.options import (
 )
 from reread.planning.entrance import read_experiment, undecidable
 from reread.storage.errors import InputError
-from reread.storage.run_folder import RunFolder
 
 if TYPE_CHECKING:
     from reread.planning.plan import Plan
@@ -117,14 +116,14 @@ def print_plan(plan: "Plan", as_json: bool) -> None:
 def planned_runs(plan: "Plan") -> list[dict[str, Any]]:
     """Return each run: variant, seed, the number of its fold where there are folds, run_key (None where its arrays are
     not prepared), and state (cached, train)."""
-    jobs = {(job["variant"], job["seed"], job.get("fold")): job for job in plan.known_jobs()}
+    jobs = {(job.variant, job.seed, job.fold): job for job in plan.known_jobs()}
     runs = []
     for seed in plan.seeds:
         for variant in plan.variants:
             for fold in plan.folds_of(seed):
-                job = jobs.get((variant, seed, fold and fold.number))
-                cached = job is not None and RunFolder(Path(job["run_directory"])).finished
+                job = jobs.get((variant, seed, fold.number if fold else None))
+                cached = job is not None and job.run.finished
                 about = {"variant": variant, "seed": seed, **({"fold": fold.number} if fold else {})}
                 state = CACHED if cached else TO_TRAIN
-                runs.append({**about, "run_key": job["run_key"] if job else None, "state": state})
+                runs.append({**about, "run_key": job.run_key if job else None, "state": state})
     return runs

@@ -154,7 +154,7 @@ def tune(tuning: dict[str, Any], plan: "Plan", seconds: float) -> tuple["Plan", 
         about = estimate(jobs, workers)
         needed = dict(about.training)
         for job in jobs:
-            needed[job["variant"].partition("/")[0]] += RUN_SECONDS / workers + about.evaluation / len(jobs)
+            needed[job.variant.partition("/")[0]] += RUN_SECONDS / workers + about.evaluation / len(jobs)
         fitting = {}
         for variant in sorted(more, key=lambda one: -best_score(metrics, one)):
             if needed.get(variant, 0.0) <= left:  # nothing is needed where an earlier `try` has finished them

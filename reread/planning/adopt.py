@@ -28,6 +28,7 @@ from reread.planning import keys
 from reread.storage.digests import DIGESTS, refuse_damaged_folder
 from reread.storage.errors import InputError
 from reread.storage.files import below, published_directory, read_json, write_json
+from reread.storage.job import Job
 from reread.storage.ledger import open_run_test_split
 from reread.storage.locks import file_lock, run_lock
 from reread.storage.prepared import SPLITS, open_prepared
@@ -39,13 +40,13 @@ FILE = Path(__file__).with_name("equivalent_sources.json")
 SETTINGS = ("model", "network", "training", "machine", "prepared")
 
 
-def old_run(job: Mapping[str, Any], runs: Iterable[RunFolder]) -> RunFolder | None:
+def old_run(job: Job, runs: Iterable[RunFolder]) -> RunFolder | None:
     """Return the run of the same experiment, variant, data set and seed; InputError where there are several."""
     names = ("experiment", "variant", "model", "data", "seed")
-    found = [run for run in runs if all(run.job.get(name) == job[name] for name in names)]
+    found = [run for run in runs if all(run.job.get(name) == getattr(job, name) for name in names)]
     if len(found) > 1:
         keys = ", ".join(run.key for run in found[:3])
-        raise InputError(f"{len(found)} runs are of {job['variant']} seed {job['seed']} ({keys}): leave one of them")
+        raise InputError(f"{len(found)} runs are of {job.name} ({keys}): leave one of them")
     return found[0] if found else None
 
 
@@ -60,20 +61,20 @@ def require_agreement(variant: str, runs: list[RunFolder]) -> None:
                 )
 
 
-def golden_runs_are_equal(job: Mapping[str, Any], old: Mapping[str, Any], equivalent: Path = FILE) -> bool:
+def golden_runs_are_equal(job: Job, old: Mapping[str, Any], equivalent: Path = FILE) -> bool:
     """Return whether two jobs differ in their source alone, and both sources gave the same golden runs.
 
     Never on a GPU: golden runs are of a CPU.
     """
-    parts, before = job["key_parts"], old.get("key_parts", {})
-    if job["machine"].get("cuda") or {**parts, "source": ""} != {**before, "source": ""}:
+    parts, before = job.key_parts, old.get("key_parts", {})
+    if job.machine.get("cuda") or {**parts, "source": ""} != {**before, "source": ""}:
         return False
     known = read_json(equivalent) if equivalent.is_file() else {}
-    equal = known.get(" ".join(job["source"]["modules"]), [])
+    equal = known.get(" ".join(job.source["modules"]), [])
     return parts["source"] == before["source"] or {parts["source"], before["source"]} <= set(equal)
 
 
-def sources_are_equal(job: Mapping[str, Any], old: Mapping[str, Any], checkout: Path) -> bool:
+def sources_are_equal(job: Job, old: Mapping[str, Any], checkout: Path) -> bool:
     """Return whether two jobs differ in the forms of their keys alone, by the source in ``checkout`` that trained one.
 
     InputError where ``checkout`` has another source than the old job names, or other kernels.
@@ -82,18 +83,18 @@ def sources_are_equal(job: Mapping[str, Any], old: Mapping[str, Any], checkout: 
     named = re.match(r"extension ([0-9a-f]+)", str(old["machine"]["kernels"]))
     if before[0] != old["source"]["digest"] or (named and named[1] != before[1]):
         raise InputError(f"{checkout} is not the source that trained run {old['run_key']}: check out its commit there")
-    parts, then = job["key_parts"], old["key_parts"]
-    machine = {**then["machine"], "kernels": job["machine"]["kernels"]}
+    parts, then = job.key_parts, old["key_parts"]
+    machine = {**then["machine"], "kernels": job.machine["kernels"]}
     form = {"source": "", "kernels": ""}
     if {**parts, **form} != {**then, **form, "machine": machine}:
         return False
-    if old["machine"]["kernels"] and library.implementation(old["machine"]["kernels"]) != job["machine"]["kernels"]:
+    if old["machine"]["kernels"] and library.implementation(old["machine"]["kernels"]) != job.machine["kernels"]:
         return False
     try:
-        there = keys.source_of(job["source"]["modules"], checkout)
+        there = keys.source_of(job.source["modules"], checkout)
     except NoModule:
         return False
-    return all(there[name] == job["source"][name] for name in ("digest", "kernels"))
+    return all(there[name] == job.source[name] for name in ("digest", "kernels"))
 
 
 @functools.cache
@@ -120,21 +121,21 @@ def source_there(checkout: Path, modules: tuple[str, ...]) -> tuple[str, str]:
     return digest, kernels
 
 
-def adopt(job: Mapping[str, Any], old: RunFolder) -> None:
+def adopt(job: Job, old: RunFolder) -> None:
     """Copy an old run to the folder of ``job``, under its key.
 
     Its evaluations are copied where today's code makes the same metrics of their probabilities; others are made again.
     InputError for a link that leads out of its folder, whose target would be copied.
     """
-    destination = Path(job["run_directory"])
+    destination = job.run_directory
     for path in old.directory.rglob("*"):
         below(old.directory, path.relative_to(old.directory), "remove the link")
     with file_lock(run_lock(destination)), published_directory(destination) as folder:
         ignored = shutil.ignore_patterns("evaluation", ".*", JOB, RESULT, DIGESTS)
         shutil.copytree(old.directory, folder, ignore=ignored, dirs_exist_ok=True)
-        write_json(folder / JOB, {**job, "adopted_from": old.key})
-        result = {**old.require_result(), "run_key": job["run_key"]}
-        result["network_source"] = models.network_source(job["model"], job["network"])
+        write_json(folder / JOB, {**job.to_json(), "adopted_from": old.key})
+        result = {**old.require_result(), "run_key": job.run_key}
+        result["network_source"] = models.network_source(job.model, job.network)
         write_result(folder, result)
         # An evaluation's key is that of the run, which is not in its place yet.
         adopted = RunFolder(folder)
@@ -143,7 +144,7 @@ def adopt(job: Mapping[str, Any], old: RunFolder) -> None:
             shutil.copytree(evaluation, adopted.evaluation(key))
 
 
-def evaluations(old: RunFolder, job: Mapping[str, Any]) -> Iterator[tuple[list[str], Path]]:
+def evaluations(old: RunFolder, job: Job) -> Iterator[tuple[list[str], Path]]:
     """Yield the splits and the folder of each evaluation of a run that today's metrics agree with.
 
     Two of the same splits were made by different machines or sources: neither is taken.
@@ -153,7 +154,7 @@ def evaluations(old: RunFolder, job: Mapping[str, Any]) -> Iterator[tuple[list[s
         refuse_damaged_folder(path.parent)
         found.setdefault(tuple(one for one in SPLITS if path.with_name(f"{one}.npy").is_file()), []).append(path.parent)
     for splits, folders in found.items():
-        prepared = open_prepared(Path(job["prepared"]))
+        prepared = open_prepared(job.prepared)
         probabilities = {split: np.load(folders[0] / f"{split}.npy", allow_pickle=False) for split in splits}
         reads = open_run_test_split(old, prepared.description) if "test" in splits else nullcontext()
         with reads:

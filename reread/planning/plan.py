@@ -24,8 +24,8 @@ from reread.preprocessing.manifest import Manifest
 from reread.preprocessing.settings import FOLD
 from reread.storage.errors import InputError, refuse_unknown
 from reread.storage.files import content_key, read_json, read_object
+from reread.storage.job import Job
 from reread.storage.prepared import DESCRIPTION
-from reread.storage.run_folder import JOB, RunFolder
 from reread.storage.settings import from_json
 from reread.training.settings import Settings as TrainingSettings
 
@@ -186,8 +186,8 @@ class Plan(Design):
         """Return the runs of a variant on a seed: one for each fold, or one by the data's own split (None)."""
         return [None] if self.folds is None else [*folds_of(self.folds, seed)]
 
-    def jobs(self, prepared: Mapping[str, str] | None = None) -> list[dict[str, Any]]:
-        """Return the complete job of each (seed, variant), and fold; ``prepared`` maps prepared keys to folders.
+    def jobs(self, prepared: Mapping[str, str] | None = None) -> list[Job]:
+        """Return the job of each (seed, variant), and fold; ``prepared`` maps prepared keys to folders.
 
         A run that is not in runs/ and is published in results/ is restored from there (reread/planning/published.py):
         its job names the machine that trained it. InputError where arrays are not prepared yet.
@@ -197,16 +197,16 @@ class Plan(Design):
         published = published_runs(self.name) if self.environment.published else {}
         machines = {content_key(one["key_parts"]["machine"]): one["key_parts"]["machine"] for one in published.values()}
 
-        def job(variant: Variant, seed: int, fold: Fold | None, prepared_key: str) -> dict[str, Any]:
+        def job(variant: Variant, seed: int, fold: Fold | None, prepared_key: str) -> Job:
             key = arrays_key(prepared_key, fold)
             about = (variant, seed, fold, folders[key], descriptions[key])
             here = self._job(*about, self.machine, self.environment.processes_per_run)
-            if RunFolder(Path(here["run_directory"])).finished:
+            if here.run.finished:
                 return here
             for machine in machines.values():
                 there = self._job(*about, machine, machine["world_size"])
-                if there["run_key"] in published:
-                    restore(there, self.name, published[there["run_key"]])
+                if there.run_key in published:
+                    restore(there, self.name, published[there.run_key])
                     return there
             return here
 
@@ -218,11 +218,11 @@ class Plan(Design):
             if (key := variant.prepared_key)
         ]
 
-    def unfinished(self, prepared: Mapping[str, str] | None = None) -> list[dict[str, Any]]:
+    def unfinished(self, prepared: Mapping[str, str] | None = None) -> list[Job]:
         """Return the jobs of the runs that are not trained."""
-        return [job for job in self.jobs(prepared) if not RunFolder(Path(job["run_directory"])).finished]
+        return [job for job in self.jobs(prepared) if not job.run.finished]
 
-    def known_jobs(self) -> list[dict[str, Any]]:
+    def known_jobs(self) -> list[Job]:
         """Return the jobs of the variants whose arrays are prepared; the keys of the others are not known yet."""
         known = {
             name: variant
@@ -265,31 +265,32 @@ class Plan(Design):
         description: Mapping[str, Any],
         machine: Mapping[str, Any],
         processes: int,
-    ) -> dict[str, Any]:
+    ) -> Job:
         network, training = variant.settings()
         machine = keys.job_machine(machine, training, processes)
         source = keys.source(variant.model, description["kind"], network, training)
         data = keys.data_digest(description)
         parts = keys.key_parts(variant.model, network, training, seed, data, machine, source)
         run_key = keys.run_key(parts)
-        return {
-            "run_key": run_key,
-            "key_parts": parts,
-            "experiment": self.name,
-            "variant": variant.name,
-            "model": variant.model,
-            "data": variant.data,
-            "seed": seed,
-            **({"fold": fold.number, "folds": fold.count} if fold else {}),
-            "network": dict(variant.network),
-            "training": dict(variant.training),
-            "machine": machine,
-            "source": source,
-            "prepared": prepared,
-            "run_directory": str(self.environment.runs / run_key),
-            "runs_per_gpu": self.environment.runs_per_gpu,
-            "processes": processes,
-        }
+        return Job(
+            run_key=run_key,
+            key_parts=parts,
+            experiment=self.name,
+            variant=variant.name,
+            model=variant.model,
+            data=variant.data,
+            seed=seed,
+            fold=fold.number if fold else None,
+            folds=fold.count if fold else None,
+            network=variant.network,
+            training=variant.training,
+            machine=machine,
+            source=source,
+            prepared=Path(prepared),
+            run_directory=self.environment.runs / run_key,
+            runs_per_gpu=self.environment.runs_per_gpu,
+            processes=processes,
+        )
 
 
 def arrays_key(prepared_key: str, fold: Fold | None) -> str:
@@ -297,11 +298,10 @@ def arrays_key(prepared_key: str, fold: Fold | None) -> str:
     return prepared_key if fold is None else fold_key(prepared_key, fold)
 
 
-def job_settings(job: Mapping[str, Any]) -> tuple[Any, Any]:
+def job_settings(job: Job) -> tuple[Any, Any]:
     """Return the settings of the network and of training that a job has, as their dataclasses, checked."""
-    where = Path(job["run_directory"]) / JOB
-    network = read(models.settings_class(job["model"]), job["network"], f"{where}: network")
-    return network, read(TrainingSettings, job["training"], f"{where}: training")
+    network = read(models.settings_class(job.model), job.network, f"{job.file}: network")
+    return network, read(TrainingSettings, job.training, f"{job.file}: training")
 
 
 def _plain(value: Any) -> Any:

@@ -7,7 +7,6 @@ on it is like a run that another machine trained and that came back without its 
 """
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,18 +16,17 @@ from reread.planning.runs import RESULTS
 from reread.storage.digests import digested_directory
 from reread.storage.errors import InputError
 from reread.storage.files import read_json, write_json, write_text
+from reread.storage.job import Job
 from reread.storage.locks import file_lock, run_lock
 from reread.storage.prepared import SPLITS
 from reread.storage.run_folder import (
     ENVIRONMENT,
     FILES,
     HISTORY,
-    JOB,
     LATENCY,
     METRICS,
     PUBLISHED,
     TIMING,
-    RunFolder,
     read_files,
     write_result,
 )
@@ -49,12 +47,12 @@ def published_runs(experiment: str) -> dict[str, dict[str, Any]]:
         raise InputError(f"{folder / RUNS} is no list of run records: restore it from git") from None
 
 
-def restore(job: Mapping[str, Any], experiment: str, record: Mapping[str, Any]) -> None:
+def restore(job: Job, experiment: str, record: Mapping[str, Any]) -> None:
     """Write what is published of the run of a job into its folder, unless it is finished or another process trains it.
 
     record: of ``published_runs``. result.json is written last, by which the run is finished.
     """
-    run = RunFolder(Path(job["run_directory"]))
+    run = job.run
     with file_lock(run_lock(run.directory), blocking=False) as lock:
         if lock is None or run.finished:
             return
@@ -62,7 +60,7 @@ def restore(job: Mapping[str, Any], experiment: str, record: Mapping[str, Any]) 
         files = read_files(folder / FILES).get(run.key)
         if files is None:
             raise InputError(f"{folder / FILES} lacks run {run.key} of {RUNS}: restore both from git")
-        write_json(run.directory / JOB, job)
+        job.write()
         write_json(run.directory / ENVIRONMENT, record["environment"])
         write_json(run.directory / TIMING, files["timing"])
         write_text(run.directory / HISTORY, files["history"])

@@ -8,7 +8,6 @@ with what is missing, and a finished one is only read.
 import dataclasses
 from collections.abc import Iterator, Mapping
 from functools import partial
-from pathlib import Path
 from statistics import fmean
 from typing import Any
 
@@ -18,7 +17,7 @@ from reread.planning.plan import Plan, Variant
 from reread.planning.space import axes, propose
 from reread.planning.validation import read
 from reread.storage.errors import InputError
-from reread.storage.run_folder import RunFolder
+from reread.storage.job import Job
 from reread.storage.settings import to_json
 from reread.training.settings import Settings as TrainingSettings
 
@@ -61,23 +60,23 @@ def _score(plan: Plan, base: Variant, where: str, name: str, settings: Mapping[s
     """Return the mean validation score of a trial's seeds, or None where one of its runs is not finished."""
     variant = trial(base, name, settings, where)
     jobs = dataclasses.replace(plan, variants={name: variant}).known_jobs()
-    runs = [RunFolder(Path(job["run_directory"])) for job in jobs]
+    runs = [job.run for job in jobs]
     if not runs or not all(run.finished for run in runs):
         return None
     return fmean(run.result["validation"]["score"] for run in runs)
 
 
-def rounds(plan: Plan, prepared: Mapping[str, str]) -> Iterator[list[dict[str, Any]]]:
+def rounds(plan: Plan, prepared: Mapping[str, str]) -> Iterator[list[Job]]:
     """Yield the jobs that can be trained next, until there are no more: all at once, but for a plan that searches.
 
     prepared: folders by prepared key. The caller trains what it is given before it asks for more.
     """
     seen: set[str] = set()
     while True:
-        jobs = [job for job in with_known_trials(plan).jobs(prepared) if job["run_key"] not in seen]
+        jobs = [job for job in with_known_trials(plan).jobs(prepared) if job.run_key not in seen]
         if not jobs:
             return
         yield jobs
-        seen |= {job["run_key"] for job in jobs}
+        seen |= {job.run_key for job in jobs}
         if plan.search is None:
             return

@@ -44,7 +44,7 @@ LOG = "log.txt"
 CHECKPOINTS = "checkpoints"
 CHECKPOINT = "training.safetensors"
 WEIGHTS = "best.safetensors"
-# Entries of a job, which reread/training/settings.py reads with those that training needs.
+# Entries of a job file; reread/training/settings.py checks those that training needs.
 JOB_ENTRIES = {
     "run_key": str,
     "variant": str,
@@ -64,12 +64,6 @@ LATENCY = "latency.json"
 # of the evaluated splits, and latency. Canonical JSON, compressed by xz.
 FILES = "files.json.xz"
 PUBLISHED = "published"
-
-
-def name_of(job: Mapping[str, Any]) -> str:
-    """Return the name of a job's run in a line of text: "han seed 0", or "han seed 0 fold 2 of 5"."""
-    fold = f" fold {job['fold']} of {job['folds']}" if "fold" in job else ""
-    return f"{job['variant']} seed {job['seed']}{fold}"
 
 
 @dataclass(frozen=True)
@@ -93,7 +87,7 @@ class RunFolder:
 
     @cached_property
     def job(self) -> dict[str, Any]:
-        """job.json; InputError where it is missing or is no job."""
+        """job.json as it is; one that was written by hand lacks entries of a ``Job``. InputError where it is no job."""
         path = self.directory / JOB
         job = read_object(path, "model", "network")
         for name, kind in JOB_ENTRIES.items():

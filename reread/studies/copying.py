@@ -16,7 +16,6 @@ Writes results.json, recall.csv and figure.png. reread/studies/copying_gates.py 
 """
 
 import dataclasses
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -28,6 +27,7 @@ import torch
 from reread.evaluation.pictures import picture
 from reread.storage.arrays import Float32Array, Float64Array
 from reread.storage.errors import InputError
+from reread.storage.job import Job
 from reread.storage.ledger import read_ledger
 from reread.storage.prepared import open_prepared
 from reread.storage.settings import Range
@@ -72,26 +72,26 @@ def row_recall(probabilities: Float32Array, labels: np.ndarray, positions: int) 
     return shares
 
 
-def parts_of(source: EvaluatedExperiment) -> dict[Part, list[Mapping[str, Any]]]:
+def parts_of(source: EvaluatedExperiment) -> dict[Part, list[Job]]:
     """Return the jobs of each cell and lag, in the order of seeds, by rising lag.
 
     InputError for another model, and where two variants have the same cell and lag.
     """
-    found: dict[Part, list[Mapping[str, Any]]] = {}
+    found: dict[Part, list[Job]] = {}
     variants: dict[Part, str] = {}
     for job in source.jobs:
-        if job["model"] != MODEL:
-            raise InputError(f"variant '{job['variant']}' is a {job['model']}: give an experiment of {MODEL}")
-        part = (job["network"]["cell"], source.plan.variants[job["variant"]].preprocessing["lag"])
-        if variants.setdefault(part, job["variant"]) != job["variant"]:
-            raise InputError(f"variants '{variants[part]}' and '{job['variant']}' have the same cell and lag")
+        if job.model != MODEL:
+            raise InputError(f"variant '{job.variant}' is a {job.model}: give an experiment of {MODEL}")
+        part = (job.network["cell"], source.plan.variants[job.variant].preprocessing["lag"])
+        if variants.setdefault(part, job.variant) != job.variant:
+            raise InputError(f"variants '{variants[part]}' and '{job.variant}' have the same cell and lag")
         found.setdefault(part, []).append(job)
     return dict(sorted(found.items(), key=lambda one: one[0][1]))
 
 
-def recall_on_test(source: EvaluatedExperiment, jobs: list[Mapping[str, Any]]) -> Float64Array:
+def recall_on_test(source: EvaluatedExperiment, jobs: list[Job]) -> Float64Array:
     """Return the recall of each test sequence by each seed, float64 [seeds, sequences]."""
-    prepared = open_prepared(Path(jobs[0]["prepared"]))
+    prepared = open_prepared(jobs[0].prepared)
     labels, positions = prepared.labels[prepared.rows(SPLIT)], prepared.description["positions"]
     return np.stack([row_recall(source.probabilities(job, SPLIT), labels, positions) for job in jobs])
 
@@ -130,7 +130,7 @@ def study(settings: Settings, source: EvaluatedExperiment, device: torch.device)
         )
     found = {part: recall_on_test(source, jobs) for part, jobs in parts.items()}
     rows = [
-        (cell, lag, job["seed"], job["training"]["learning_rate"], float(one.mean()))
+        (cell, lag, job.seed, job.training["learning_rate"], float(one.mean()))
         for (cell, lag), jobs in parts.items()
         for job, one in zip(jobs, found[cell, lag], strict=True)
     ]

@@ -89,8 +89,8 @@ def study(settings: Settings, source: EvaluatedExperiment, device: torch.device)
     torch.set_flush_denormal(True)
     gates, gradients = {}, []
     for cell, jobs in at_lag.items():
-        prepared = open_prepared(Path(jobs[0]["prepared"]))
-        networks: list[Any] = [models.load(Path(job["run_directory"]), prepared.description).double() for job in jobs]
+        prepared = open_prepared(jobs[0].prepared)
+        networks: list[Any] = [models.load(job.run_directory, prepared.description).double() for job in jobs]
         gates[cell] = gates_after_training(settings.lag, networks, prepared)
         gradients.append(gradients_after_training(cell, settings.lag, networks, prepared))
     results = {"settings": dataclasses.asdict(settings), "gates_after_training": gates}

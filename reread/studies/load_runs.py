@@ -18,6 +18,7 @@ from reread.storage.arrays import Float32Array, Int64Array
 from reread.storage.digests import whole
 from reread.storage.errors import InputError
 from reread.storage.files import read_json
+from reread.storage.job import Job
 from reread.storage.prepared import Prepared, open_prepared
 from reread.storage.run_folder import RESULT, RunFolder, evaluate_again
 
@@ -77,7 +78,7 @@ def trained_networks(runs: Sequence[RunFolder]) -> TrainedNetworks:
 
 def networks_of_variant(plan: Plan) -> TrainedNetworks:
     """Return the networks of a plan of one variant; InputError where one of its runs is not trained."""
-    return trained_networks([RunFolder(Path(job["run_directory"])) for job in _finished_jobs(plan)])
+    return trained_networks([job.run for job in _finished_jobs(plan)])
 
 
 def open_text(directory: Path) -> Prepared:
@@ -97,7 +98,7 @@ class EvaluatedExperiment:
     plan: Plan
     metrics: Mapping[str, Any]
     verdicts: Sequence[Mapping[str, Any]]
-    jobs: Sequence[Mapping[str, Any]]
+    jobs: Sequence[Job]
 
     @property
     def data(self) -> str:
@@ -115,13 +116,13 @@ class EvaluatedExperiment:
     @cached_property
     def descriptions(self) -> dict[str, dict[str, Any]]:
         """prepared.json of each variant's arrays."""
-        return {job["variant"]: open_prepared(Path(job["prepared"]), verify=False).description for job in self.jobs}
+        return {job.variant: open_prepared(job.prepared, verify=False).description for job in self.jobs}
 
     def keys(self) -> dict[str, Any]:
         """Return the experiment, its plan's key, and the keys of its runs by variant and seed."""
         runs: dict[str, dict[str, str]] = {}
         for job in self.jobs:
-            runs.setdefault(job["variant"], {})[str(job["seed"])] = job["run_key"]
+            runs.setdefault(job.variant, {})[str(job.seed)] = job.run_key
         return {"experiment": self.plan.name, "plan": self.plan.key, "runs": runs}
 
     def scores(self, variant: str, split: str, metric: str) -> list[float]:
@@ -129,15 +130,15 @@ class EvaluatedExperiment:
         seeds = self.metrics["variants"][variant]["seeds"]
         return [seeds[str(seed)][split][metric] for seed in self.plan.seeds]
 
-    def probabilities(self, job: Mapping[str, Any], split: str) -> Float32Array:
+    def probabilities(self, job: Job, split: str) -> Float32Array:
         """Return what the run of ``job`` predicts for each row of a split, float32 [rows, K], from its evaluation.
 
         InputError where there is none: a study reads no split that the experiment has not read.
         """
-        folder = find_evaluation(Path(job["run_directory"]), self.plan.splits)
+        folder = find_evaluation(job.run_directory, self.plan.splits)
         if folder is None:
             raise InputError(
-                f"{job['run_directory']} has no evaluation by this source: "
+                f"{job.run_directory} has no evaluation by this source: "
                 f"run `reread evaluate --experiment {self.plan.name}`"
             )
         found: Float32Array = np.load(whole(folder / f"{split}.npy", evaluate_again(folder)), allow_pickle=False)
@@ -155,20 +156,20 @@ def evaluated_experiment(plan: Plan) -> EvaluatedExperiment:
         raise InputError(f"{folder} is the report of other settings of '{plan.name}' than today's: {again}")
     metrics = read_json(whole(folder / "metrics.json", again))
     for job in jobs:
-        if metrics["variants"][job["variant"]]["seeds"][str(job["seed"])]["run_key"] != job["run_key"]:
-            raise InputError(f"{folder} is of another run of {job['variant']} seed {job['seed']}: {again}")
+        if metrics["variants"][job.variant]["seeds"][str(job.seed)]["run_key"] != job.run_key:
+            raise InputError(f"{folder} is of another run of {job.name}: {again}")
     return EvaluatedExperiment(plan, metrics, read_json(whole(folder / "verdicts.json", again))["verdicts"], jobs)
 
 
-def _finished_jobs(plan: Plan) -> list[dict[str, Any]]:
+def _finished_jobs(plan: Plan) -> list[Job]:
     try:
         jobs = plan.jobs()
     except InputError as error:
         raise InputError(f"{error}: run `{plan.command}`") from None
     for job in jobs:
-        if not RunFolder(Path(job["run_directory"])).finished:
+        if not job.run.finished:
             raise InputError(
-                f"{job['variant']} seed {job['seed']} is not trained, {job['run_directory']} has no {RESULT}: "
+                f"{job.name} is not trained, {job.run_directory} has no {RESULT}: "
                 f"run `reread train --experiment {plan.name}`"
             )
     return jobs

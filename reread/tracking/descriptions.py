@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from reread.storage.files import read_json
+from reread.storage.job import Job
 
 NOTE = "mlflow.note.content"
 RESULT, VERDICT = "result", "verdict"
@@ -37,21 +38,21 @@ def origin(command: str, about: Mapping[str, Any] | None = None) -> dict[str, st
     return tags
 
 
-def command_of(job: Mapping[str, Any], seed: bool) -> str:
+def command_of(job: Job, seed: bool) -> str:
     """Return the command that makes the run of a job again, or all seeds of its variant."""
-    command = f"reread train --experiment {job['experiment']} --variant {job['variant']}"
-    return f"{command} --seed {job['seed']}" if seed else command
+    command = f"reread train --experiment {job.experiment} --variant {job.variant}"
+    return f"{command} --seed {job.seed}" if seed else command
 
 
-def seed_note(job: Mapping[str, Any]) -> str:
+def seed_note(job: Job) -> str:
     """Return the description of the run of one seed."""
     fold = (
-        f" Cross-validation, fold {job['fold']} of {job['folds']}: that fold is the test split of this run, and each "
+        f" Cross-validation, fold {job.fold} of {job.folds}: that fold is the test split of this run, and each "
         "row is tested by one run of the seed."
-        if "fold" in job
+        if job.fold is not None
         else ""
     )
-    return f"Variant **{job['variant']}** on {job['data']}, seed {job['seed']}.{fold} Network: `{job['model']}`."
+    return f"Variant **{job.variant}** on {job.data}, seed {job.seed}.{fold} Network: `{job.model}`."
 
 
 def baseline_tags(score: float | None) -> dict[str, str]:

@@ -11,6 +11,7 @@ from typing import Any
 from reread.goals import goal
 from reread.storage.digests import whole
 from reread.storage.files import read_json
+from reread.storage.job import Job
 from reread.storage.run_folder import LATENCY, METRICS, RESULT, RunFolder, evaluate_again
 
 # Entries of result.json that are no figure of merit, or are logged per epoch already.
@@ -55,10 +56,11 @@ def environment_tags(tags: Mapping[str, str], folder: RunFolder) -> dict[str, An
     return found | {name: value for name, value in of_git.items() if name not in tags}
 
 
-def variant_parameters(job: Mapping[str, Any], description: Mapping[str, Any]) -> dict[str, str]:
+def variant_parameters(job: Job, description: Mapping[str, Any]) -> dict[str, str]:
     """Return a variant's parameters, flattened, without the seed."""
-    names = ("variant", "model", "data", "network", "training", *(["folds"] if "folds" in job else []))
-    return flat({**{name: job[name] for name in names}, "preprocessing": description["settings"]})
+    of_variant = ("variant", "model", "data", "network", "training", "folds")
+    given = {name: value for name, value in job.to_json().items() if name in of_variant}
+    return flat({**given, "preprocessing": description["settings"]})
 
 
 def finite(value: Any) -> float | None:

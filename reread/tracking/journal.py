@@ -25,6 +25,7 @@ from typing import Any
 from reread.planning.environment import read_environment
 from reread.storage.errors import InputError
 from reread.storage.files import below, read_json
+from reread.storage.job import Job
 from reread.storage.locks import file_lock, run_lock
 from reread.storage.prepared import open_prepared
 from reread.tracking.connection import Unavailable, tracking_uri
@@ -132,7 +133,7 @@ class Sender:
     """
 
     tracking: Tracking
-    job: dict[str, Any] = field(default_factory=dict)
+    job: Job | None = None
     run_id: str = ""
 
     def send(self, one: Mapping[str, Any]) -> Any:
@@ -144,21 +145,23 @@ class Sender:
         finally:
             HAPPENED.reset(token)
 
-    def start(self, job: dict[str, Any], about: Mapping[str, Any]) -> None:
-        self.job, self.run_id = job, self.tracking.start(job, about)
+    def start(self, job: Mapping[str, Any], about: Mapping[str, Any]) -> None:
+        self.job = Job.from_json(job)
+        self.run_id = self.tracking.start(self.job, about)
 
     def epochs(self, rows: list[Mapping[str, Any]]) -> None:
         self.tracking.log_epochs(self.run_id, rows)
 
     def finish(self) -> None:
-        self.tracking.finish(self.run_id, Path(self.job["run_directory"]))
+        assert self.job is not None, "a run that was not started"
+        self.tracking.finish(self.run_id, self.job.run_directory)
 
     def fail(self, status: str, message: str) -> None:
         self.tracking.fail(self.run_id, status, message)
 
-    def record(self, run_directory: str, evaluation_directory: str | None, job: dict[str, Any]) -> str:
+    def record(self, run_directory: str, evaluation_directory: str | None, job: Mapping[str, Any]) -> str:
         evaluation = Path(evaluation_directory) if evaluation_directory else None
-        return self.tracking.record(Path(run_directory), evaluation, job)
+        return self.tracking.record(Path(run_directory), evaluation, Job.from_json(job))
 
     def report(self, experiment: str, files: list[str], tags: Mapping[str, Any]) -> None:
         self.tracking.report(experiment, [Path(file) for file in files if Path(file).is_file()], tags)
@@ -167,7 +170,7 @@ class Sender:
         self,
         run_directory: str,
         evaluation_directory: str,
-        job: dict[str, Any],
+        job: Mapping[str, Any],
         champion: bool,
         score: tuple[str, float] | None = None,
     ) -> None:
@@ -236,10 +239,10 @@ class Tracker:
         self.sender: Sender | None = None
         self.unwritable = False
 
-    def record(self, run_directory: Path, evaluation_directory: Path | None, job: Mapping[str, Any]) -> str | None:
+    def record(self, run_directory: Path, evaluation_directory: Path | None, job: Job) -> str | None:
         """Log a finished run as ``Tracking.record`` does; return its id, None where it waits."""
         evaluation = str(evaluation_directory) if evaluation_directory else None
-        one = entry("record", run_directory=str(run_directory), evaluation_directory=evaluation, job=dict(job))
+        one = entry("record", run_directory=str(run_directory), evaluation_directory=evaluation, job=job.to_json())
         answer: str | None = self.log(Journal.of_run(run_directory), [one])
         return answer
 
@@ -252,7 +255,7 @@ class Tracker:
         self,
         run_directory: Path,
         evaluation_directory: Path,
-        job: Mapping[str, Any],
+        job: Job,
         champion: bool,
         score: tuple[str, float] | None = None,
     ) -> None:
@@ -261,7 +264,7 @@ class Tracker:
         score: as of ``registry.log_model``.
         """
         folders = {"run_directory": str(run_directory), "evaluation_directory": str(evaluation_directory)}
-        one = entry("model", **folders, job=dict(job), champion=champion, score=score)
+        one = entry("model", **folders, job=job.to_json(), champion=champion, score=score)
         self.log(Journal.of_run(run_directory), [one])
 
     def baseline(
@@ -328,10 +331,10 @@ class TrackedRun(Tracker):
     job: a resolved job; about: tags, as ``Tracking.start`` takes them.
     """
 
-    def __init__(self, job: Mapping[str, Any], about: Mapping[str, Any], report: Report, root: Path = Path()) -> None:
+    def __init__(self, job: Job, about: Mapping[str, Any], report: Report, root: Path = Path()) -> None:
         super().__init__(report, root, strict=False)
-        self.journal = Journal.of_run(Path(job["run_directory"]))
-        self.started = entry("start", job=dict(job), about=dict(about))
+        self.journal = Journal.of_run(job.run_directory)
+        self.started = entry("start", job=job.to_json(), about=dict(about))
         self.log(self.journal, [self.started])
 
     def log_epoch(self, row: Mapping[str, Any]) -> None:
@@ -395,7 +398,7 @@ def reconcile(runs: Path, root: Path = Path()) -> Settled:
                 settled.left[str(path)] = f"{path} cannot be sent ({reason}): remove it where that cannot be mended"
             finally:
                 if sender.job:
-                    RUN_LOCKS.release_run(sender.job["run_key"])
+                    RUN_LOCKS.release_run(sender.job.run_key)
     settled.closed = tracking.reconcile(runs)
     OUTAGES.end(tracking_uri(root))
     return settled

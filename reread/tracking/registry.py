@@ -18,7 +18,7 @@ import re
 import tempfile
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -29,6 +29,7 @@ from reread.planning.experiment import EXPERIMENTS, experiments
 from reread.preprocessing.manifest import MANIFEST_PATH, Manifest
 from reread.storage.errors import InputError, nearest
 from reread.storage.files import read_json
+from reread.storage.job import Job
 from reread.storage.locks import file_lock
 from reread.storage.prepared import DESCRIPTION, Prepared
 from reread.storage.run_folder import METRICS, RunFolder
@@ -82,25 +83,25 @@ def log_model(
     If the run has a version of today's code already, only its card is updated.
     """
     client, run_directory = tracking.client, Path(run_directory)
-    job = RunFolder(run_directory).job
-    description = read_json(Path(job["prepared"]) / DESCRIPTION)
+    job = Job.read(RunFolder(run_directory))
+    description = read_json(job.prepared / DESCRIPTION)
     threshold = label_threshold(read_json(evaluation_directory / METRICS)) if evaluation_directory else None
     with _locked(tracking):
         run = client.get_run(run_id)
         # The run may have been trained under another name.
-        job = {**job, "variant": run.data.params["variant"]}
+        job = replace(job, variant=run.data.params["variant"])
         parent_id = run.data.tags["mlflow.parentRunId"]
         tracking.update_stale_parent(parent_id)
         variant_metrics = client.get_run(parent_id).data.metrics
-        card = model_card(job, description, _data_entry(tracking, job["data"]), run.data.metrics, variant_metrics)
+        card = model_card(job, description, _data_entry(tracking, job.data), run.data.metrics, variant_metrics)
         usual = goal(description["task"]).names[0]
         # The variant's validation score over its seeds: champions are chosen by it. MLflow has not every metric.
         score = score or (usual, variant_metrics[f"validation.{usual}.mean"])
         return _register(
-            tracking, run, registered_name(job["data"]), card,
+            tracking, run, registered_name(job.data), card,
             {
-                "run_key": job["run_key"],
-                "variant": job["variant"],
+                "run_key": job.run_key,
+                "variant": job.variant,
                 "source": served_source(job, description["kind"], description["task"]),
             },
             {
@@ -325,9 +326,9 @@ def _what_and_source(folder: Path, description: Mapping[str, Any]) -> tuple[str,
         name = read_json(folder / SERVED)["baseline"]
         known = any(one.name == name and one.serve for one in kinds.kind(kind).baselines)
         return f"baseline '{name}'", baseline_source(kind, name, task) if known else None
-    job = RunFolder(folder).job
-    known = models.is_outside(job["model"]) or job["model"] in models.available()
-    return f"network '{job['model']}'", served_source(job, kind, task) if known else None
+    job = Job.read(RunFolder(folder))
+    known = models.is_outside(job.model) or job.model in models.available()
+    return f"network '{job.model}'", served_source(job, kind, task) if known else None
 
 
 def _choose(model: Registered, variant: str | None, version: int | str | None) -> Version:

@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 from reread.goals import goal
 from reread.storage.errors import InputError
 from reread.storage.files import below, content_key, read_json, write_json, write_text
+from reread.storage.job import Job
 from reread.storage.locks import file_lock, run_lock
 from reread.storage.prepared import DESCRIPTION
 from reread.storage.run_folder import (
@@ -71,14 +72,14 @@ ORIGIN = "origin.json"
 RUN_FILES = (JOB, RESULT, TIMING, ENVIRONMENT, LOG)
 
 
-def run_name(job: Mapping[str, Any]) -> str:
+def run_name(job: Job) -> str:
     """Return the name of a job's run: han-seed-0, or han-seed-0-fold-2."""
-    return "-".join([job["variant"], *(word for pair in seed_and_fold(job).items() for word in pair)])
+    return "-".join([job.variant, *(word for pair in seed_and_fold(job).items() for word in pair)])
 
 
-def seed_and_fold(job: Mapping[str, Any]) -> dict[str, str]:
+def seed_and_fold(job: Job) -> dict[str, str]:
     """Return the seed of a job and, of cross-validation, its fold, as parameters and tags."""
-    return {name: str(job[name]) for name in ("seed", "fold") if name in job}
+    return {"seed": str(job.seed), **({} if job.fold is None else {"fold": str(job.fold)})}
 
 
 def by_seed(runs: Iterable["Run"]) -> list[Mapping[str, float]]:
@@ -174,29 +175,29 @@ class Tracking:
 
     # One run
 
-    def start(self, job: Mapping[str, Any], about: Mapping[str, Any], began: int | None = None) -> str:
+    def start(self, job: Job, about: Mapping[str, Any], began: int | None = None) -> str:
         """Find or create the run of ``job`` and return its id, RUNNING and locked by this process.
 
         ``about`` becomes tags (nested names are joined by dots): commit, data digests, Prefect's run, GPU, torch. It is
         also written to origin.json in the run's folder, in case MLflow's database is lost. An interrupted run resumes
         as the same MLflow run. ``began``: when a run that is logged afterwards began, in milliseconds since 1970.
         """
-        origin = Path(job["run_directory"]) / ORIGIN
+        origin = job.run_directory / ORIGIN
         if about:
             write_json(origin, about)
         else:
             about = read_if_exists(origin)
-        experiment_id = self.experiment(job["experiment"])
-        RUN_LOCKS.acquire(self._run_lock(experiment_id, job["run_key"]))
+        experiment_id = self.experiment(job.experiment)
+        RUN_LOCKS.acquire(self._run_lock(experiment_id, job.run_key))
         parent_id = self.parent(job, began)
         with self._locked():
             run = self._find_run(experiment_id, job)
             if run is None:
-                tags = {"run_key": job["run_key"], "mlflow.parentRunId": parent_id, "folder": self._workspace_id()}
+                tags = {"run_key": job.run_key, "mlflow.parentRunId": parent_id, "folder": self._workspace_id()}
                 run = self.client.create_run(
                     experiment_id, start_time=began or logged_at(), run_name=run_name(job), tags=tags
                 )
-            description = read_json(Path(job["prepared"]) / DESCRIPTION)
+            description = read_json(job.prepared / DESCRIPTION)
             parameters = {**variant_parameters(job, description), **seed_and_fold(job)}
             tags = {
                 **descriptions.origin(descriptions.command_of(job, seed=True), about),
@@ -259,7 +260,7 @@ class Tracking:
         self,
         run_directory: Path,
         evaluation_directory: Path | None = None,
-        job: Mapping[str, Any] | None = None,
+        job: Job | None = None,
     ) -> str:
         """Write a run that is finished in runs/ to MLflow, where it is missing or incomplete; return its id.
 
@@ -267,9 +268,9 @@ class Tracking:
         record a run at once, the second waits and finds it.
         """
         run_directory = Path(run_directory)
-        job = job or RunFolder(run_directory).job
-        experiment_id = self.experiment(job["experiment"])
-        lock = self._run_lock(experiment_id, job["run_key"])
+        job = job or Job.read(RunFolder(run_directory))
+        experiment_id = self.experiment(job.experiment)
+        lock = self._run_lock(experiment_id, job.run_key)
         RUN_LOCKS.acquire(lock)
         try:
             run = self._find_run(experiment_id, job)
@@ -282,20 +283,18 @@ class Tracking:
             RUN_LOCKS.release(lock)
         return run_id
 
-    def _record_new(
-        self, run_directory: Path, evaluation_directory: Path | None, job: Mapping[str, Any], experiment_id: str
-    ) -> str:
+    def _record_new(self, run_directory: Path, evaluation_directory: Path | None, job: Job, experiment_id: str) -> str:
         """Write a finished run that MLflow does not have, by as few requests as there can be; return its id."""
         folder = RunFolder(run_directory)
         began, ended = began_and_ended(run_directory)
         result, parent_id = folder.require_result(), self.parent(job, began)
-        description = read_json(Path(job["prepared"]) / DESCRIPTION)
+        description = read_json(job.prepared / DESCRIPTION)
         about = read_if_exists(run_directory / ORIGIN)
         tags = {
             **descriptions.origin(descriptions.command_of(job, seed=True), about),
             NOTE: descriptions.seed_note(job),
             **flat(about),
-            "run_key": job["run_key"],
+            "run_key": job.run_key,
             "mlflow.parentRunId": parent_id,
             "folder": self._workspace_id(),
             **seed_and_fold(job),
@@ -404,19 +403,19 @@ class Tracking:
         self.experiment_ids[name] = found.experiment_id
         return found.experiment_id
 
-    def parent(self, job: Mapping[str, Any], began: int | None = None) -> str:
+    def parent(self, job: Job, began: int | None = None) -> str:
         """Return the id of the parent run of ``job``: its variant on its data version. Create a missing one."""
-        description = read_json(Path(job["prepared"]) / DESCRIPTION)
-        inputs = {key: value for key, value in job.items() if key not in NOT_OF_THE_VARIANT}
+        description = read_json(job.prepared / DESCRIPTION)
+        inputs = {key: value for key, value in job.to_json().items() if key not in NOT_OF_THE_VARIANT}
         # Each fold has arrays of its own, and all of a variant have the same settings.
         about = ("name", "kind", "task", "classes", "settings", "data_version")
-        prepared = {name: description[name] for name in about} if "fold" in job else description
+        prepared = {name: description[name] for name in about} if job.fold is not None else description
         key = content_key({**inputs, "prepared": prepared})
         if self.stale_parents is not None and key in self.parent_ids:
             return self.parent_ids[key]
-        experiment_id = self.experiment(job["experiment"])
+        experiment_id = self.experiment(job.experiment)
         with self._locked():
-            run = self._find_or_create(experiment_id, "variant_key", key, job["variant"], began)
+            run = self._find_or_create(experiment_id, "variant_key", key, job.variant, began)
             source = descriptions.origin(descriptions.command_of(job, seed=False))
             self._log_params_and_tags(run, variant_parameters(job, description), source)
             self._log_dataset(run, job, description)
@@ -577,10 +576,10 @@ class Tracking:
             if not token:
                 return runs
 
-    def _find_run(self, experiment_id: str, job: Mapping[str, Any]) -> "Run | None":
+    def _find_run(self, experiment_id: str, job: Job) -> "Run | None":
         """Find the run of a job. A variant that was renamed has the same keys: its runs are logged under each name."""
-        found = self._search([experiment_id], f"tags.run_key = '{job['run_key']}'")
-        return next((run for run in found if run.data.params.get("variant", job["variant"]) == job["variant"]), None)
+        found = self._search([experiment_id], f"tags.run_key = '{job.run_key}'")
+        return next((run for run in found if run.data.params.get("variant", job.variant) == job.variant), None)
 
     def _find(self, experiment_id: str, tag: str, value: str) -> "Run | None":
         found = self._search([experiment_id], f"tags.{tag} = '{value}'")
@@ -605,16 +604,16 @@ class Tracking:
             stop = start + 100
             self.client.log_batch(run.info.run_id, params=missing[start:stop], tags=changed[start:stop])
 
-    def _log_dataset(self, run: "Run", job: Mapping[str, Any], description: Mapping[str, Any]) -> None:
+    def _log_dataset(self, run: "Run", job: Job, description: Mapping[str, Any]) -> None:
         """Log the run's data set as MLflow shows it: name, digest (at most 36 characters), source and counts."""
         from mlflow.entities import Dataset, DatasetInput, InputTag
 
         if run.inputs and run.inputs.dataset_inputs:
             return
-        source = {"raw": f"data/{job['data']}", "prepared": job["prepared"], "version": description["data_version"]}
+        source = {"raw": f"data/{job.data}", "prepared": str(job.prepared), "version": description["data_version"]}
         profile = {"classes": description["classes"], "splits": description["splits"]}
         dataset = Dataset(
-            name=job["data"],
+            name=job.data,
             digest=description["data_version"][:36],
             source_type="dvc",
             source=json.dumps(source),

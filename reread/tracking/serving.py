@@ -13,6 +13,7 @@ from reread import goals, kinds
 from reread.storage.digests import refuse_damaged_folder
 from reread.storage.errors import InputError
 from reread.storage.files import write_json
+from reread.storage.job import Job
 from reread.storage.numeric import numeric_digest
 from reread.storage.prepared import DESCRIPTION, SPLITS, Prepared, open_prepared
 from reread.storage.run_folder import JOB, RESULT, RunFolder
@@ -62,8 +63,8 @@ def pack(run_directory: Path, folder: Path, threshold: float | None) -> Package:
     InputError where the run has no result or weights, or its prepared data is gone.
     """
     run = RunFolder(Path(run_directory))
-    job = run.job
-    prepared = open_prepared(Path(job["prepared"]))
+    job = Job.read(run)
+    prepared = open_prepared(job.prepared)
     network = folder / "network"
     network.mkdir(parents=True)
     kind = kinds.kind(prepared.kind)
@@ -79,7 +80,7 @@ def pack(run_directory: Path, folder: Path, threshold: float | None) -> Package:
         if not file.is_file():
             raise InputError(f"{file} is missing: remove its folder and run again to make it")
         shutil.copyfile(file, network / file.name)
-    write_json(network / JOB, job)
+    write_json(network / JOB, run.job)
     _write_threshold(network, threshold)
     code = _copy_source(
         folder, [*served_modules(job, prepared.kind, prepared.task), *NETWORK_CODE, f"reread.kinds.{prepared.kind}"]
@@ -148,16 +149,16 @@ def _requirements(*packages: str) -> list[str]:
     return [f"{name}=={importlib.metadata.version(name).split('+')[0]}" for name in names]
 
 
-def served_modules(job: Mapping[str, Any], kind: str, task: str) -> list[str]:
+def served_modules(job: Job, kind: str, task: str) -> list[str]:
     """Return the modules that compute a served network's answers."""
     described = kinds.kind(kind)
-    objective = job["training"].get("objective", DEFAULT)["name"]
+    objective = job.training.get("objective", DEFAULT)["name"]
     readers = [kinds.module_of(entry) for entry in (described.collator, described.reader) if entry]
-    network = models.source_modules(job["model"], job["network"])
+    network = models.source_modules(job.model, job.network)
     return [*network, f"models.objectives.{objective}", "reread.batches.answers", goals.module_of(task), *readers]
 
 
-def served_source(job: Mapping[str, Any], kind: str, task: str) -> str:
+def served_source(job: Job, kind: str, task: str) -> str:
     """Return the digest of the code that decides a served network's answers."""
     return numeric_digest(served_modules(job, kind, task))
 
@@ -223,7 +224,7 @@ def _data_lines(description: Mapping[str, Any], data_set: str, data: Mapping[str
 
 
 def model_card(
-    job: Mapping[str, Any],
+    job: Job,
     description: Mapping[str, Any],
     data: Mapping[str, Any],
     metrics: Mapping[str, float],
@@ -236,11 +237,11 @@ def model_card(
     """
     kind = kinds.kind(description["kind"])
     lines = [
-        f"# {job['variant']} on {job['data']}",
+        f"# {job.variant} on {job.data}",
         "",
-        f"A {job['model']} network that reads {kind.reads} and gives {given(description)}.",
-        f"Seed {job['seed']}, the best of its variant on the validation split; run {job['run_key']}.",
-        *_data_lines(description, job["data"], data),
+        f"A {job.model} network that reads {kind.reads} and gives {given(description)}.",
+        f"Seed {job.seed}, the best of its variant on the validation split; run {job.run_key}.",
+        *_data_lines(description, job.data, data),
         "## Results",
         "",
         "| metric | this model | mean of the variant | 95 % interval |",

@@ -26,8 +26,8 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from reread.storage.errors import InputError, WorkFailed
-from reread.storage.files import write_json
-from reread.storage.run_folder import JOB, LOG, name_of
+from reread.storage.job import Job
+from reread.storage.run_folder import LOG
 
 
 class TrainingFailed(WorkFailed):
@@ -58,7 +58,7 @@ def allow_training() -> None:
     STOPPING.clear()
 
 
-def run_training(job: dict[str, Any], on_event: Callable[[dict[str, Any]], None], lock: TextIO | None = None) -> None:
+def run_training(job: Job, on_event: Callable[[dict[str, Any]], None], lock: TextIO | None = None) -> None:
     """Train ``job`` in a separate process and pass each of its events to ``on_event``.
 
     ``lock``: the open file of the run's lock where the caller holds it; else the training process acquires it.
@@ -66,19 +66,17 @@ def run_training(job: dict[str, Any], on_event: Callable[[dict[str, Any]], None]
     Raises InputError when the job itself was refused (exit code 2), TrainingStopped when the process was stopped,
     TrainingFailed when it died.
     """
-    run_directory = Path(job["run_directory"])
-    job_file = run_directory / JOB
-    write_json(job_file, job)
-    threads = str(job["training"]["threads"])
+    job.write()
+    threads = str(job.training["threads"])
     environment = {**os.environ, "OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads, "PYTHONUNBUFFERED": "1"}
     reading, writing = os.pipe()
-    with open(reading, encoding="utf-8") as events, open(run_directory / LOG, "a", encoding="utf-8") as log:
+    with open(reading, encoding="utf-8") as events, open(job.run_directory / LOG, "a", encoding="utf-8") as log:
         try:
-            if job.get("processes", 1) > 1:
-                running: Torchrun | Trainer = Torchrun(job, job_file, environment, writing, log, lock)
+            if job.processes > 1:
+                running: Torchrun | Trainer = Torchrun(job, environment, writing, log, lock)
             else:
                 running = take_trainer(environment, log)
-                running.begin(job_file, writing, log, lock)
+                running.begin(job.file, writing, log, lock)
         finally:
             os.close(writing)
         RUNNING.add(running.process)
@@ -104,9 +102,9 @@ def run_training(job: dict[str, Any], on_event: Callable[[dict[str, Any]], None]
     if failure and code == 2:
         raise InputError(failure["message"])
     if code in STOPPED or STOPPING.is_set():
-        raise TrainingStopped(f"{name_of(job)} was stopped; run again to resume it from its last epoch")
+        raise TrainingStopped(f"{job.name} was stopped; run again to resume it from its last epoch")
     how = _how(code, failure)
-    raise TrainingFailed(f"{name_of(job)}: {how}; its log: {run_directory / LOG}")
+    raise TrainingFailed(f"{job.name}: {how}; its log: {job.run_directory / LOG}")
 
 
 @dataclass
@@ -205,14 +203,13 @@ class Torchrun:
 
     def __init__(
         self,
-        job: Mapping[str, Any],
-        job_file: Path,
+        job: Job,
         environment: Mapping[str, str],
         events: int,
         log: TextIO,
         lock: TextIO | None,
     ) -> None:
-        command = [*training_command(job), str(job_file), "--events", str(events), *(["--locked"] if lock else [])]
+        command = [*training_command(job), str(job.file), "--events", str(events), *(["--locked"] if lock else [])]
         inherited = [events] + ([lock.fileno()] if lock else [])
         self.process = subprocess.Popen(command, stdout=log, stderr=log, env=environment, pass_fds=inherited)
 
@@ -223,20 +220,19 @@ class Torchrun:
         _stop(self.process)
 
 
-def training_command(job: Mapping[str, Any]) -> list[str]:
+def training_command(job: Job) -> list[str]:
     """Return the command that trains job files of as many processes as ``job``'s, each on a GPU of its own.
 
     torchrun starts them again, from the last checkpoint, when one of several dies.
     """
-    several = job.get("processes", 1)
     torchrun = [
         "torch.distributed.run",
         "--standalone",
-        f"--nproc-per-node={several}",
+        f"--nproc-per-node={job.processes}",
         f"--max-restarts={RESTARTS}",
         "-m",
     ]
-    return [sys.executable, "-m", *(torchrun if several > 1 else []), "reread.training"]
+    return [sys.executable, "-m", *(torchrun if job.processes > 1 else []), "reread.training"]
 
 
 def _how(code: int, failure: dict[str, Any] | None) -> str:

@@ -87,7 +87,7 @@ def fail_once(job, follow, lock):
     train(job, follow, lock)
     if not failed:
         failed.append(job)
-        (Path(job["run_directory"]) / "result.json").unlink()
+        (job.run_directory / "result.json").unlink()
         raise ConnectionError("the network is away")
 
 tasks.train.run_training = fail_once

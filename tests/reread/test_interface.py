@@ -27,17 +27,17 @@ def jobs(tmp_path, monkeypatch):
     for job, score in zip(made, (0.8, 0.9), strict=True):
         evaluate_run(Path(finish_run(job, score)), score)
     flat = make_job(tmp_path, prepared, "gru_flat")
-    Path(flat["run_directory"]).mkdir(parents=True)
+    flat.run_directory.mkdir(parents=True)
     return [*made, flat]
 
 
 def test_runs_have_names_metrics_and_settings(jobs):
     table = reread.runs()
-    assert set(table.index) == {job["run_key"] for job in jobs[:2]}
-    one = table.loc[jobs[1]["run_key"]]
+    assert set(table.index) == {job.run_key for job in jobs[:2]}
+    one = table.loc[jobs[1].run_key]
     assert (one["experiment"], one["variant"], one["data"], one["seed"]) == ("trial", "han", "snippets", 1)
     assert one["finished"] and one["test.accuracy"] == pytest.approx(0.9)
-    assert one["training.learning_rate"] == 0.02 and one["network.hidden_size"] == jobs[1]["network"]["hidden_size"]
+    assert one["training.learning_rate"] == 0.02 and one["network.hidden_size"] == jobs[1].network["hidden_size"]
 
 
 def test_no_run_is_an_empty_table_and_an_unknown_experiment_is_refused(tmp_path, monkeypatch):
@@ -61,7 +61,7 @@ def test_curves_of_a_table_of_a_key_and_of_its_beginning(jobs):
 
 
 def test_compare_has_the_differences_alone_or_everything(jobs):
-    keys = [job["run_key"] for job in jobs[:2]]
+    keys = [job.run_key for job in jobs[:2]]
     found = reread.compare(*keys)
     row = found.loc[("parameters", "training.learning_rate")]
     assert (row["a"], row["b"], row["difference"]) == (0.01, 0.02, pytest.approx(0.01))

@@ -7,17 +7,22 @@ import pty
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 from rich.console import Console
 
+from reread.storage.job import Job
 from reread.storage.source import ROOT
 from tasks import board
 from tasks.board import TITLES, Board, duration
 
 
-def job(variant: str, seed: int) -> dict:
-    return {"variant": variant, "seed": seed, "training": {"max_epochs": 10}}
+def job(variant: str, seed: int) -> Job:
+    return Job(
+        run_key="0", experiment="tiny", variant=variant, model="han", data="snippets", seed=seed, network={},
+        training={"max_epochs": 10}, prepared=Path("prepared/0"), run_directory=Path("runs/0"),
+    )  # fmt: skip
 
 
 JOBS = [job("han", 0), job("han", 1), job("gru", 0)]
@@ -86,12 +91,12 @@ SCRIPT = """
 from rich.text import Text
 from reread.commands.options import print_table
 from tasks.board import BOARD
+from tests.tasks.test_board import job
 
-job = {"variant": "han", "seed": 7, "training": {"max_epochs": 10}}
-BOARD.expect([job, {**job, "seed": 8}], 1)
-BOARD.begin(job)
+BOARD.expect([job("han", 7), job("han", 8)], 1)
+BOARD.begin(job("han", 7))
 BOARD.draw()
-BOARD.end(job, trained=True)
+BOARD.end(job("han", 7), trained=True)
 print_table(Text("supported", style="bold green"))
 """
 

@@ -59,13 +59,13 @@ def test_the_experiment_runs_from_the_subset_to_the_report(tmp_path, monkeypatch
     folders = {key: str(prepare(about["data"], about["settings"])) for key, about in plan.preparations().items()}
     records = []
     for job in plan.jobs(folders):
-        write_json(tmp_path / "job.json", job)
+        write_json(tmp_path / "job.json", job.to_json())
         assert attempt(tmp_path / "job.json", None, False, ONE) == 0
-        run, prepared = tmp_path / job["run_directory"], tmp_path / job["prepared"]
+        run, prepared = tmp_path / job.run_directory, tmp_path / job.prepared
         with every_test_split():
             evaluation = evaluate_run(run, prepared, plan.splits)
-        records.append(RunRecord(job["variant"], job["data"], job["seed"], run, prepared, evaluation))
-        assert job["training"]["objective"] == {"name": "chexnet"}
+        records.append(RunRecord(job.variant, job.data, job.seed, run, prepared, evaluation))
+        assert job.training["objective"] == {"name": "chexnet"}
     data = open_prepared(prepared)
     report = tmp_path / "report"
     with every_test_split():

@@ -1,6 +1,7 @@
 """How long training takes, measured: the share of other work on the machine, and what is timed and counted."""
 
 import math
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -108,26 +109,26 @@ def test_an_epoch_of_one_batch_is_timed_and_nothing_is_written(tmp_path, monkeyp
 
 def test_baselines_take_as_long_as_on_a_sample_for_each_row(tmp_path, monkeypatch, clock):
     job, _ = make_jobs(tmp_path, monkeypatch, relu={})
-    assert baseline_seconds(job["prepared"]) == pytest.approx(0.03 * 1265)
+    assert baseline_seconds(job.prepared) == pytest.approx(0.03 * 1265)
     assert clock.calls.count("evaluate_baseline") == 1 and FITTED["train"] < 1265
 
 
 def test_trials_are_timed_each_and_a_variant_counts_as_its_slowest(tmp_path, monkeypatch):
     sizes = {"training": {"max_epochs": [10]}, "network": {"depth": [10], "growth_rate": [4, 6]}}
     jobs = make_jobs(tmp_path, monkeypatch, relu={"network": {}, "grid": sizes}, other={})
-    jobs += [{**job, "variant": "relu"} for job in jobs if job["variant"].startswith("relu/") and job["seed"] == 0][:1]
+    jobs += [replace(job, variant="relu") for job in jobs if job.variant.startswith("relu/") and job.seed == 0][:1]
     seconds = {"relu/max_epochs=10,depth=10,growth_rate=4": 1.0, "relu/max_epochs=10,depth=10,growth_rate=6": 3.0}
     seconds |= {"other": 7.0, "relu": 2.0}
     timed = []
 
     def measured(job):
-        timed.append(job["variant"])
-        return Measurement((seconds[job["variant"]],), 1, 0.0, 0.0, {"validation": 1, "test": 1}, 1.0)
+        timed.append(job.variant)
+        return Measurement((seconds[job.variant],), 1, 0.0, 0.0, {"validation": 1, "test": 1}, 1.0)
 
     monkeypatch.setattr("tasks.estimate.measure", measured)
     monkeypatch.setattr("os.sched_getaffinity", lambda _: {0, 1})
     found = estimate(jobs, 2)
-    epochs = next(job for job in jobs if job["variant"] == "other")["training"]["max_epochs"]
+    epochs = next(job for job in jobs if job.variant == "other").training["max_epochs"]
     assert found.training == {"relu": 10 * (2 * 1.0 + 2 * 3.0 + 3.0) / 2, "other": 2 * 7.0 * epochs / 2}
     assert sorted(timed) == sorted(seconds)  # each once, whatever the seeds
     assert estimate([], 2).training == {}
@@ -137,4 +138,4 @@ def test_real_steps_are_timed(tmp_path, monkeypatch):
     job, _ = make_jobs(tmp_path, monkeypatch, relu={})
     found = estimate([job], 1)
     assert found.training["relu"] > 0 and found.evaluation > 0 and 0 < found.share <= 1
-    assert baseline_seconds(job["prepared"]) > 0
+    assert baseline_seconds(job.prepared) > 0

@@ -2,6 +2,7 @@
 
 import resource
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -40,7 +41,7 @@ def test_a_disk_that_becomes_full_leaves_the_checkpoint_and_the_run_resumes(empt
     shutil.copy(empty_databases / "mlflow.db", tmp_path)
     plan = make_plan("tiny", ["densenet-relu"], [0], ["training.max_epochs=8", "training.patience=8"])
     (job,) = plan.jobs({key: preprocess.fn(about) for key, about in plan.preparations().items()})
-    folder = Path(job["run_directory"])
+    folder = job.run_directory
 
     monkeypatch.setattr(tasks.train, "RunProgress", Filling)
     with pytest.raises(InputError, match=f"^densenet-relu seed 0: .*{folder} cannot be written .*make room"):
@@ -61,7 +62,7 @@ def test_a_disk_that_becomes_full_leaves_the_checkpoint_and_the_run_resumes(empt
     train.fn(job)
     assert f"resumed after epoch {int(kept[-1].name)}\n" in (folder / "log.txt").read_text()
     assert tracked().info.status == "FINISHED"
-    alone = {**job, "run_directory": "alone/run"}
-    Path(alone["run_directory"]).mkdir(parents=True)
+    alone = replace(job, run_directory=Path("alone/run"))
+    alone.run_directory.mkdir(parents=True)
     run_training(alone, lambda event: None)
-    assert outcome(folder) == outcome(Path(alone["run_directory"]))
+    assert outcome(folder) == outcome(alone.run_directory)

@@ -1,14 +1,16 @@
 """The bar of a run's epochs on Prefect's pages, and the lines about a run."""
 
 import uuid
+from dataclasses import replace
 
 import pytest
 
 from tasks import progress
 from tasks.board import BOARD
 from tasks.progress import RunProgress, artifact_key
+from tests.tasks.test_board import job
 
-JOB = {"experiment": "tiny", "variant": "han-0.01", "seed": 3, "training": {"max_epochs": 4}}
+JOB = replace(job("han-0.01", seed=3), training={"max_epochs": 4})
 
 
 def epoch(number: int) -> dict:

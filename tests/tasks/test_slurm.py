@@ -8,6 +8,7 @@ import subprocess
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
@@ -23,7 +24,7 @@ from reread.tracking.runs import open_tracking
 from reread.training.launcher import TrainingFailed, run_training, training_command
 from tasks.preprocess import preprocess
 from tasks.slurm import Run, Task, submit
-from tasks.slurm_training import FOLDER, job_file, parameters, train_on_slurm, write_job
+from tasks.slurm_training import FOLDER, parameters, train_on_slurm, write_job
 from tasks.train import train
 from tests.reread.commands.conftest import make_folder
 from tests.reread.training.outcome import outcome
@@ -57,7 +58,7 @@ def jobs_of(overrides, **environment):
 
 
 def wait_for_epoch(job, epoch):
-    history, deadline = Path(job["run_directory"]) / "history.csv", time.monotonic() + 60
+    history, deadline = job.run_directory / "history.csv", time.monotonic() + 60
     while not history.is_file() or len(history.read_text().splitlines()) <= epoch:
         assert time.monotonic() < deadline, [path.read_text() for path in FOLDER.glob("*.out")]
         time.sleep(0.05)
@@ -67,7 +68,7 @@ def trainer(job):
     """The process that trains a job, in this folder, and none that it forks."""
     found = [
         one for one in psutil.process_iter(["cmdline", "cwd"])
-        if job_file(job) in (one.info["cmdline"] or ()) and one.info["cmdline"][1:3] == ["-m", "reread.training"]
+        if str(job.file) in (one.info["cmdline"] or ()) and one.info["cmdline"][1:3] == ["-m", "reread.training"]
         and one.info["cwd"] == os.getcwd()
     ]  # fmt: skip
     return min(found, key=psutil.Process.create_time)
@@ -88,7 +89,7 @@ def test_jobs_that_are_requeued_or_killed_end_with_the_bytes_of_local_runs(clust
     jobs = jobs_of(LONGER)
     for job in jobs:
         write_job(job)
-    first, _ = submit([job_file(job) for job in jobs], training_command(jobs[0]), parameters(jobs, {}), FOLDER)
+    first, _ = submit([str(job.file) for job in jobs], training_command(jobs[0]), parameters(jobs, {}), FOLDER)
     for job in jobs:
         wait_for_epoch(job, 2)
     # What preemption does.
@@ -106,11 +107,11 @@ def test_jobs_that_are_requeued_or_killed_end_with_the_bytes_of_local_runs(clust
     assert len(list(FOLDER.glob("*.json"))) == 1
     said = capsys.readouterr().out
     for job in jobs:
-        assert "resumed after epoch" in (Path(job["run_directory"]) / "log.txt").read_text()
-        local = {**job, "run_directory": job["run_directory"].replace("runs", "local")}
-        Path(local["run_directory"]).mkdir(parents=True)
+        assert "resumed after epoch" in (job.run_directory / "log.txt").read_text()
+        local = replace(job, run_directory=Path("local") / job.run_key)
+        local.run_directory.mkdir(parents=True)
         run_training(local, lambda event: None)
-        assert outcome(Path(job["run_directory"])) == outcome(Path(local["run_directory"]))
+        assert outcome(job.run_directory) == outcome(local.run_directory)
         train.fn(job)
     tracked = open_tracking().client.search_runs([open_tracking().experiment("tiny")], "tags.seed = '0'")
     assert [run.info.status for run in tracked] == ["FINISHED"] * 2
@@ -121,24 +122,24 @@ def test_a_run_that_fails_is_named_with_its_log_and_submitted_again(cluster, fol
     for name, value in cluster.items():
         monkeypatch.setenv(name, value)
     jobs = jobs_of(["training.max_epochs=2"])
-    hidden = Path(jobs[0]["prepared"]).rename(folder / "hidden")
+    hidden = jobs[0].prepared.rename(folder / "hidden")
     with pytest.raises(TrainingFailed, match=r"2 of 2 runs .*densenet-relu seed 0 .*\.slurm/.*_0_0_log.out"):
         train_on_slurm.fn(jobs, {"job_name": "both"}, runs_per_job=2, poll_seconds=0.2)
     (log,) = FOLDER.glob("*_log.out")
     assert log.read_text().count("error: ") == 2
-    shutil.move(hidden, jobs[0]["prepared"])
+    shutil.move(hidden, jobs[0].prepared)
     train_on_slurm.fn(jobs, {}, runs_per_job=2, poll_seconds=0.2)
     assert [json.loads(path.read_text())["tasks"] for path in FOLDER.glob("*.json")] == [
-        [[job_file(job) for job in jobs]]
+        [[str(job.file) for job in jobs]]
     ] * 2
 
 
 def test_a_task_has_room_for_the_largest_of_its_jobs(folder):
     jobs = jobs_of(["variants.densenet-swish.training.threads=6"])
-    assert [job["training"]["threads"] for job in jobs] == [1, 6]
+    assert [job.training["threads"] for job in jobs] == [1, 6]
     for ordered in (jobs, jobs[::-1]):
         assert parameters(ordered, {})["cpus_per_task"] == 6
-    on_gpu = {**jobs[1], "machine": {"cuda": "13.0"}, "processes": 2}
+    on_gpu = replace(jobs[1], machine={"cuda": "13.0"}, processes=2)
     chosen = parameters([jobs[0], on_gpu], {})
     assert (chosen["cpus_per_task"], chosen["gpus_per_node"]) == (12, 2)
     assert "gpus_per_node" not in parameters(jobs, {})
@@ -148,7 +149,7 @@ def test_a_wrong_option_and_a_machine_without_slurm_are_refused(folder, monkeypa
     (job, _) = jobs_of([])
     with pytest.raises(InputError, match="'gpus'"):
         parameters([job], {"gpus": 1})
-    chosen = parameters([{**job, "processes": 2, "machine": {"cuda": "13.0"}}], {"time": 5, "partition": "large"})
+    chosen = parameters([replace(job, processes=2, machine={"cuda": "13.0"})], {"time": 5, "partition": "large"})
     assert (chosen["gpus_per_node"], chosen["time"], chosen["partition"]) == (2, 5, "large")
     monkeypatch.setenv("PATH", "")
     with pytest.raises(InputError, match="sbatch"):

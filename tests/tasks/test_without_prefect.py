@@ -2,6 +2,7 @@
 
 from tasks import progress
 from tasks.progress import RunProgress, say
+from tests.tasks.test_board import job
 
 
 def test_a_bar_that_cannot_be_drawn_stops_no_training(monkeypatch, capsys):
@@ -15,7 +16,7 @@ def test_a_bar_that_cannot_be_drawn_stops_no_training(monkeypatch, capsys):
     monkeypatch.setattr(progress, "task_context", lambda: object())
     monkeypatch.setattr(progress, "log", lambda *_: None)
     monkeypatch.setattr(progress, "ARTIFACT_SECONDS", 0.0)
-    run = RunProgress({"experiment": "tiny", "variant": "han", "seed": 0, "training": {"max_epochs": 2}})
+    run = RunProgress(job("han", seed=0))
     event = {"event": "epoch", "epoch": 1, "training_loss": 0.5, "validation_score": 0.5, "samples_per_second": 1.0}
     run(event | {"seconds_left": 1.0})
     run(event | {"epoch": 2, "seconds_left": 0.0})

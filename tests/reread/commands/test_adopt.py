@@ -1,6 +1,5 @@
 """Runs of older code get their key of today where their first epochs are equal, and are left where they differ."""
 
-import json
 import os
 import shutil
 from pathlib import Path
@@ -38,7 +37,7 @@ def trained(tmp_path_factory):
         run_training(job, lambda event: None)
     directory = folder / "old" / ("0" * 16)
     directory.parent.mkdir()
-    (folder / job["run_directory"]).rename(directory)
+    (folder / job.run_directory).rename(directory)
     write_json(directory / "job.json", {**read_json(directory / "job.json"), "run_key": directory.name})
     write_result(directory, {**read_json(directory / "result.json"), "run_key": directory.name})
     # Golden runs do not prove this source equal to today's.
@@ -60,9 +59,9 @@ def old(trained, reread, tmp_path, monkeypatch):
 def test_a_run_whose_first_epochs_are_equal_is_copied_to_its_key_of_today(reread, old):
     directory, job = old
     assert "adopted" in reread("adopt", *SELECTED, "--from", "old", "--epochs", "2")
-    adopted = Path(job["run_directory"])
-    assert read_json(adopted / "job.json") == {**json.loads(json.dumps(job)), "adopted_from": directory.name}
-    assert read_json(adopted / "result.json")["run_key"] == job["run_key"]
+    adopted = job.run_directory
+    assert read_json(adopted / "job.json") == {**job.to_json(), "adopted_from": directory.name}
+    assert read_json(adopted / "result.json")["run_key"] == job.run_key
     for name in ("best.safetensors", "history.csv"):
         assert (adopted / name).read_bytes() == (directory / name).read_bytes()
     assert not list(Path("runs/.adopted").glob("[!.]*")) and directory.is_dir()
@@ -77,7 +76,7 @@ def test_a_link_in_an_old_run_is_not_followed(old, tmp_path):
     (directory / "log.txt").symlink_to(tmp_path / "secret")
     with pytest.raises(InputError, match=r"log\.txt"):
         adopt(job, RunFolder(directory))
-    assert not Path(job["run_directory"]).exists()
+    assert not job.run_directory.exists()
 
 
 def test_a_run_that_is_trained_differently_today_is_left(reread, old):
@@ -86,16 +85,16 @@ def test_a_run_that_is_trained_differently_today_is_left(reread, old):
     (directory / "history.csv").write_text(history.replace("\n1,", "\n1,0", 1))
     write_result(directory, read_json(directory / "result.json"))
     assert "densenet-relu: left" in reread("adopt", *SELECTED, "--from", "old", code=1)
-    assert not Path(job["run_directory"]).exists()
+    assert not job.run_directory.exists()
 
 
 def test_a_run_whose_source_is_proven_equal_is_adopted_without_training(reread, old):
     directory, job = old
     (directory / "history.csv").write_text("")
     write_result(directory, read_json(directory / "result.json"))
-    write_json(directory / "job.json", {**read_json(directory / "job.json"), "key_parts": job["key_parts"]})
+    write_json(directory / "job.json", {**read_json(directory / "job.json"), "key_parts": job.key_parts})
     assert "golden runs are equal" in reread("adopt", *SELECTED, "--from", "old")
-    assert Path(job["run_directory"]).is_dir()
+    assert job.run_directory.is_dir()
 
 
 def test_where_nothing_can_be_adopted_it_is_refused(reread, old):
@@ -106,11 +105,11 @@ def test_where_nothing_can_be_adopted_it_is_refused(reread, old):
 
 def test_the_first_epochs_may_be_trained_on_another_machine(reread, old):
     directory, job = old
-    proof = Path("there") / job["run_key"]
+    proof = Path("there") / job.run_key
     proof.mkdir(parents=True)
     rows = (directory / "history.csv").read_text().splitlines()[:2]
     (proof / "history.csv").write_text("\n".join(rows))
     assert "dry run" in reread("adopt", *SELECTED, "--from", "old", "--proof", "there", "--dry-run")
-    assert not Path(job["run_directory"]).exists()
+    assert not job.run_directory.exists()
     reread("adopt", *SELECTED, "--from", "old", "--proof", "there")
-    assert Path(job["run_directory"]).is_dir()
+    assert job.run_directory.is_dir()

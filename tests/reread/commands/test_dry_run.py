@@ -30,13 +30,13 @@ def test_runs_are_known_once_their_arrays_are_prepared(reread, folder):
     for about in plan.preparations().values():
         preprocess.fn(about)
     first = plan.jobs()[0]
-    write_json(folder / first["run_directory"] / RESULT, {})
+    write_json(folder / first.run_directory / RESULT, {})
     runs = json.loads(reread(*ARGUMENTS, "--json"))["runs"]
     keys = {(run["variant"], run["seed"]): run["run_key"] for run in runs if run["run_key"]}
-    assert keys == {(job["variant"], job["seed"]): job["run_key"] for job in plan.jobs()}
+    assert keys == {(job.variant, job.seed): job.run_key for job in plan.jobs()}
     assert [(run["variant"], run["seed"]) for run in runs if run["state"] == "cached"] == [("densenet-relu", 0)]
     printed = reread(*ARGUMENTS)
-    assert "8 runs: 1 cached, 7 to train" in printed and first["run_key"] in printed
+    assert "8 runs: 1 cached, 7 to train" in printed and first.run_key in printed
 
 
 def test_what_can_be_reached_is_printed(reread, folder):

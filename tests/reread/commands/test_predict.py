@@ -84,7 +84,7 @@ def folder(tmp_path_factory, empty_databases):
             job = make_job(directory, prepared, model)
             run = finish_run(job, description=read_json(prepared / "prepared.json"))
             version = log_model(tracking, tracking.record(run, evaluate_run(run)), run)
-            set_champion(tracking, job["data"], version)
+            set_champion(tracking, job.data, version)
     return Folder(directory)
 
 

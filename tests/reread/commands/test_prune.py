@@ -47,7 +47,7 @@ def digits():
 
 def make_job(seed=0, **parts):
     """The job of today's plan; ``parts`` of its key are changed."""
-    (job,) = make_plan("tiny", ["densenet-relu"], [seed]).jobs()
+    job = make_plan("tiny", ["densenet-relu"], [seed]).jobs()[0].to_json()
     key_parts = {**job["key_parts"], **parts}
     return {**job, "key_parts": key_parts, "run_key": content_key(key_parts)}
 

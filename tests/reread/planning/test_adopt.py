@@ -1,5 +1,6 @@
 """Runs of older source are adopted where golden runs prove both sources equal."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -22,6 +23,7 @@ from reread.planning.adopt import (
 from reread.storage.digests import digested_directory
 from reread.storage.errors import InputError
 from reread.storage.files import read_json, write_json
+from reread.storage.job import Job
 from reread.storage.ledger import read_ledger, reads_file
 from reread.storage.prepared import open_prepared
 from reread.storage.run_folder import RunFolder
@@ -36,24 +38,24 @@ MODULES = ["reread.training.loop", "reread.storage.prepared:open_prepared", "mod
 OLD, OLDER = "1" * 64, "2" * 64
 
 
-def job(root: Path, digest: str, seed: int = 0, cuda: str | None = None, **training) -> dict:
+def job(root: Path, digest: str, seed: int = 0, cuda: str | None = None, **training) -> Job:
     parts = {"model": "densenet", "network": {}, "training": training, "seed": seed, "data": "d"}
     parts["machine"] = {**machine(), "cuda": cuda}
     parts["source"] = digest
     key = keys.run_key(parts)
-    return {
-        "run_key": key, "key_parts": parts, "source": {"modules": MODULES, "digest": digest, "files": {}},
-        "machine": parts["machine"], "experiment": "e", "variant": "relu", "model": "densenet", "network": {},
-        "training": training, "data": "digits", "seed": seed, "run_directory": str(root / key),
-    }  # fmt: skip
+    return Job(
+        run_key=key, key_parts=parts, source={"modules": MODULES, "digest": digest, "files": {}},
+        machine=parts["machine"], experiment="e", variant="relu", model="densenet", network={}, training=training,
+        data="digits", seed=seed, prepared=Path("prepared/0"), run_directory=root / key,
+    )  # fmt: skip
 
 
-def write_run(about: dict) -> RunFolder:
-    folder = Path(about["run_directory"])
-    write_json(folder / "job.json", about)
+def write_run(about: Job) -> RunFolder:
+    folder = about.run_directory
+    about.write()
     (folder / "best.safetensors").write_bytes(b"weights")
     (folder / "history.csv").write_text("epoch\n1\n")
-    write_json(folder / "result.json", {"run_key": about["run_key"], "weights_sha256": "w"})
+    write_json(folder / "result.json", {"run_key": about.run_key, "weights_sha256": "w"})
     return RunFolder(folder)
 
 
@@ -74,9 +76,9 @@ def proven(tmp_path, today) -> Path:
 def test_a_run_is_copied_to_the_key_of_today_with_its_job_and_result(tmp_path, today):
     old, new = write_run(job(tmp_path, OLD)), job(tmp_path, today)
     adopt(new, old)
-    folder = tmp_path / new["run_key"]
+    folder = tmp_path / new.run_key
     assert (folder / "best.safetensors").read_bytes() == b"weights" and old.finished
-    assert read_json(folder / "job.json") == {**new, "adopted_from": old.key}
+    assert read_json(folder / "job.json") == {**new.to_json(), "adopted_from": old.key}
     network_source = models.network_source("densenet", {})
     result = {"run_key": folder.name, "weights_sha256": "w", "network_source": network_source}
     assert read_json(folder / "result.json") == result
@@ -84,17 +86,18 @@ def test_a_run_is_copied_to_the_key_of_today_with_its_job_and_result(tmp_path, t
 
 def test_golden_runs_prove_two_sources_equal_and_nothing_else(tmp_path, proven, today):
     new = job(tmp_path, today)
-    assert golden_runs_are_equal(new, job(tmp_path, OLD), proven)
-    assert not golden_runs_are_equal(new, job(tmp_path, OLDER), proven)
-    assert not golden_runs_are_equal(new, job(tmp_path, OLD, learning_rate=0.5), proven)
+    assert golden_runs_are_equal(new, job(tmp_path, OLD).to_json(), proven)
+    assert not golden_runs_are_equal(new, job(tmp_path, OLDER).to_json(), proven)
+    assert not golden_runs_are_equal(new, job(tmp_path, OLD, learning_rate=0.5).to_json(), proven)
     assert not golden_runs_are_equal(new, {}, proven)
-    assert not golden_runs_are_equal(job(tmp_path, today, cuda="13.0"), job(tmp_path, OLD, cuda="13.0"), proven)
-    assert not golden_runs_are_equal(new, job(tmp_path, OLD), tmp_path / "missing.json")
+    on_gpu, before = (job(tmp_path, digest, cuda="13.0") for digest in (today, OLD))
+    assert not golden_runs_are_equal(on_gpu, before.to_json(), proven)
+    assert not golden_runs_are_equal(new, job(tmp_path, OLD).to_json(), tmp_path / "missing.json")
 
 
 def test_a_golden_run_that_changed_begins_a_new_list(tmp_path, proven, today):
     record_source(MODULES, today, unchanged=False, equivalent=proven)
-    assert not golden_runs_are_equal(job(tmp_path, today), job(tmp_path, OLD), proven)
+    assert not golden_runs_are_equal(job(tmp_path, today), job(tmp_path, OLD).to_json(), proven)
 
 
 def test_the_old_run_of_a_job_is_found_and_two_are_refused(tmp_path, today):
@@ -117,29 +120,29 @@ def checkout(tmp_path) -> Path:
 def at(checkout: Path, root: Path, cuda: bool = False) -> dict:
     """A job of the source in a checkout, as older code wrote it: its machine has the key of all kernels."""
     digest, kernels = source_there(checkout, tuple(MODULES))
-    old = job(root, digest)
+    old = job(root, digest).to_json()
     old["machine"] |= {"cuda": "13.0", "kernels": f"extension {kernels}; compiled for sm_90"} if cuda else {}
     return {**old, "key_parts": {**old["key_parts"], "machine": old["machine"]}}
 
 
-def of_today(root: Path, cuda: bool = False) -> dict:
+def of_today(root: Path, cuda: bool = False) -> Job:
     source = keys.source_of(MODULES)
     new = job(root, source["digest"])
-    new["machine"] |= {"cuda": "13.0", "kernels": "extension; compiled for sm_90"} if cuda else {}
+    machine = {**new.machine, **({"cuda": "13.0", "kernels": "extension; compiled for sm_90"} if cuda else {})}
     kernels = {"kernels": source["kernels"]} if cuda else {}
-    return {**new, "source": source, "key_parts": {**new["key_parts"], **kernels, "machine": new["machine"]}}
+    return replace(new, source=source, machine=machine, key_parts={**new.key_parts, **kernels, "machine": machine})
 
 
 @pytest.mark.parametrize("cuda", [False, True])
 def test_the_source_that_trained_a_run_proves_it_equal_on_a_gpu_as_well(tmp_path, checkout, cuda):
     new, old = of_today(tmp_path, cuda), at(checkout, tmp_path, cuda)
     assert sources_are_equal(new, old, checkout)
-    other = {**new["key_parts"], "training": {"learning_rate": 0.5}}
-    assert not sources_are_equal({**new, "key_parts": other}, old, checkout)
+    other = {**new.key_parts, "training": {"learning_rate": 0.5}}
+    assert not sources_are_equal(replace(new, key_parts=other), old, checkout)
     if cuda:
         for kernels in ("reference", "extension"):
-            machine = {**new["machine"], "kernels": kernels}
-            assert not sources_are_equal({**new, "machine": machine}, old, checkout)
+            machine = {**new.machine, "kernels": kernels}
+            assert not sources_are_equal(replace(new, machine=machine), old, checkout)
         unknown = {**old, "machine": {**old["machine"], "kernels": "extension 0123456789abcdef; compiled for sm_90"}}
         with pytest.raises(InputError, match="checkout"):
             sources_are_equal(new, unknown, checkout)
@@ -174,7 +177,7 @@ def test_evaluations_are_adopted_where_today_s_metrics_agree(tmp_path, today, mo
     monkeypatch.chdir(tmp_path)
     WRITERS["images"](tmp_path / "arrays")
     prepared = open_prepared(tmp_path / "arrays")
-    old, new = write_run(job(tmp_path, OLD)), {**job(tmp_path, today), "prepared": str(prepared.directory)}
+    old, new = write_run(job(tmp_path, OLD)), replace(job(tmp_path, today), prepared=prepared.directory)
     write_json(old.directory / "environment.json", {"torch": "2.11.0", "numpy": "2.5.2", "gpu": None, "kernels": None})
     for name, splits, error in (("a", ["validation"], 0.1), ("b", ["validation", "test"], 0.0)):
         with every_test_split():
@@ -187,7 +190,7 @@ def test_evaluations_are_adopted_where_today_s_metrics_agree(tmp_path, today, mo
             for split in splits:
                 np.save(folder / f"{split}.npy", probabilities[split])
     adopt(new, old)
-    folder = Path(new["run_directory"])
+    folder = new.run_directory
     found = find_evaluation(folder)
     assert found and [path.name for path in (folder / "evaluation").iterdir()] == [found.name]
     for path in old.evaluation("b").iterdir():

@@ -16,6 +16,7 @@ from reread.planning.resolve import make_plan
 from reread.planning.validation import read
 from reread.storage.errors import InputError
 from reread.storage.files import read_json, write_json
+from reread.storage.job import Job
 from reread.storage.settings import to_json
 from reread.storage.source import ROOT
 from reread.training.machine import machine as this_machine
@@ -46,23 +47,23 @@ def plan_with_arrays(root: Path, experiment=None, description=None, **selection)
 
 
 def run_keys(*arguments, **selection) -> dict[str, str]:
-    return {job["variant"]: job["run_key"] for job in plan_with_arrays(*arguments, **selection).jobs()}
+    return {job.variant: job.run_key for job in plan_with_arrays(*arguments, **selection).jobs()}
 
 
 def test_a_job_is_complete_and_names_the_parts_of_its_key(tmp_path):
     plan = plan_with_arrays(tmp_path)
     jobs = plan.jobs()
-    assert [(job["variant"], job["seed"]) for job in jobs] == [("relu", 0), ("swish", 0), ("relu", 1), ("swish", 1)]
+    assert [(job.variant, job.seed) for job in jobs] == [("relu", 0), ("swish", 0), ("relu", 1), ("swish", 1)]
     job = jobs[1]
-    assert set(job["key_parts"]) == {"model", "network", "training", "seed", "data", "machine", "source"}
-    assert job["run_key"] == keys.run_key(job["key_parts"]) and job["run_directory"] == f"runs/{job['run_key']}"
+    assert set(job.key_parts) == {"model", "network", "training", "seed", "data", "machine", "source"}
+    assert job.run_key == keys.run_key(job.key_parts) and job.run_directory == Path("runs") / job.run_key
     # All settings are in the job, and those that differ from their defaults in the key.
-    assert job["network"] == to_json(models.settings_class("densenet")(activation=job["network"]["activation"]))
-    assert job["key_parts"]["network"] == {"activation": job["network"]["activation"]}
-    assert {"threads", "world_size", *this_machine()} == set(job["machine"])
-    assert job["source"]["digest"] == job["key_parts"]["source"]
-    assert {"reread.training.loop", "models.densenet"} <= set(job["source"]["modules"])
-    assert json.loads(json.dumps(job)) == job
+    assert job.network == to_json(models.settings_class("densenet")(activation=job.network["activation"]))
+    assert job.key_parts["network"] == {"activation": job.network["activation"]}
+    assert {"threads", "world_size", *this_machine()} == set(job.machine)
+    assert job.source["digest"] == job.key_parts["source"]
+    assert {"reread.training.loop", "models.densenet"} <= set(job.source["modules"])
+    assert Job.from_json(json.loads(json.dumps(job.to_json()))) == job
     shutil.rmtree(tmp_path / "prepared")
     with pytest.raises(InputError, match=r"prepared\.json is missing"):
         plan.jobs()
@@ -316,7 +317,7 @@ def test_the_machine_of_a_file_stands_for_this_one(tmp_path, monkeypatch, machin
     monkeypatch.setenv("REREAD_MACHINE", str(path))
     plan = plan_with_arrays(tmp_path)
     assert plan.targets_remote_machine and plan.machine == machine
-    assert plan.jobs()[0]["machine"] == {**machine, "threads": 1, "world_size": 1}
+    assert plan.jobs()[0].machine == {**machine, "threads": 1, "world_size": 1}
     write_json(path, this_machine())
     assert not make_plan("trial", root=tmp_path).targets_remote_machine
 

@@ -3,7 +3,6 @@
 import dataclasses
 import json
 import math
-from pathlib import Path
 
 import pytest
 
@@ -118,16 +117,16 @@ def project(tmp_path):
 
 def finish(job):
     """Write the result that a run would have."""
-    directory = Path(job["run_directory"])
+    directory = job.run_directory
     directory.mkdir(parents=True)
     (directory / "history.csv").write_text("epoch\n")
-    settings = {"training": job["training"], "network": {"activation": job["network"]["activation"]["name"]}}
-    write_result(directory, {"validation": {"score": score("", settings) + job["seed"] / 100}})
+    settings = {"training": job.training, "network": {"activation": job.network["activation"]["name"]}}
+    write_result(directory, {"validation": {"score": score("", settings) + job.seed / 100}})
 
 
 def trial_name(job):
     """The name of a trial by what its job trains with."""
-    rate, network = job["training"]["learning_rate"], job["network"]
+    rate, network = job.training["learning_rate"], job.network
     return f"plain/learning_rate={rate},growth_rate={network['growth_rate']},activation={network['activation']['name']}"
 
 
@@ -138,12 +137,12 @@ def test_a_search_that_is_killed_goes_on_with_what_is_missing(project):
     assert not plan.partial and plan.record()["search"]["trials"] == 5
     given = rounds(plan, {})
     first = next(given)
-    assert [job["seed"] for job in first] == [0, 0, 0, 1, 1, 1]
-    assert {job["variant"] for job in first} == {"fixed", *(trial_name(job) for job in first[:2])}
+    assert [job.seed for job in first] == [0, 0, 0, 1, 1, 1]
+    assert {job.variant for job in first} == {"fixed", *(trial_name(job) for job in first[:2])}
     for job in first:
         finish(job)
     second = next(given)
-    assert len(second) == 4 and not {job["run_key"] for job in first} & {job["run_key"] for job in second}
+    assert len(second) == 4 and not {job.run_key for job in first} & {job.run_key for job in second}
     # Trials that become known leave the report of a selection where it was.
     part = dataclasses.replace(plan, partial=True)
     assert with_known_trials(part).variants != part.variants
@@ -153,8 +152,8 @@ def test_a_search_that_is_killed_goes_on_with_what_is_missing(project):
     # A new process begins with the plan that the finished runs make.
     again = project()
     assert len(again.trials["plain"]) == 4
-    unfinished = {job["run_key"] for job in again.unfinished()}
-    assert unfinished == {job["run_key"] for job in second[1:]}
+    unfinished = {job.run_key for job in again.unfinished()}
+    assert unfinished == {job.run_key for job in second[1:]}
     for job in second[1:]:
         finish(job)
     (third,) = given

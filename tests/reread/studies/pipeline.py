@@ -12,7 +12,6 @@ from reread.evaluation.run import evaluate_run
 from reread.planning.plan import Plan
 from reread.planning.resolve import make_plan
 from reread.preprocessing.prepare import prepare
-from reread.storage.files import write_json
 from reread.training.progress import Progress
 from reread.training.run import run
 from reread.training.settings import TrainingJob
@@ -31,13 +30,13 @@ def run_pipeline(root: Path, experiment: str, overrides: Sequence[str] = ()) -> 
             prepare(about["data"], about["settings"], prepared_root=folders["prepared"])
         records = []
         for job in plan.jobs():
-            path = Path(job["run_directory"]) / "job.json"
-            write_json(path, job)
-            run(TrainingJob.read(path), job, Progress(TrainingJob.read(path), events=None))
-            places = (path.parent, Path(job["prepared"]))
+            job.write()
+            read = TrainingJob.read(job.file)
+            run(read, job.to_json(), Progress(read, events=None))
+            places = (job.run_directory, job.prepared)
             with every_test_split():
                 evaluation = evaluate_run(*places, plan.splits)
-            records.append(RunRecord(job["variant"], job["data"], job["seed"], *places, evaluation))
+            records.append(RunRecord(job.variant, job.data, job.seed, *places, evaluation))
         with every_test_split():
             evaluate_experiment(plan.to_json(), records, {}, plan.report_directory, record=plan.record())
     return plan

@@ -24,7 +24,6 @@ from reread.preprocessing.sources import embedded
 from reread.storage.errors import InputError
 from reread.storage.ledger import read_ledger
 from reread.storage.prepared import open_prepared
-from reread.storage.run_folder import RunFolder
 from reread.storage.source import ROOT
 from reread.studies import copying, copying_gates, study_io
 from reread.studies.load_runs import EvaluatedExperiment, evaluated_experiment
@@ -168,14 +167,14 @@ def test_the_study_follows_from_the_runs(source):
         ("gru", 1): 2, ("rnn", 1): 2, ("gru", 3): 2, ("rnn", 3): 2,
     }  # fmt: skip
     for job in source.jobs:
-        prepared = open_prepared(Path(job["prepared"]))
-        network = models.load(Path(job["run_directory"]), prepared.description)
+        prepared = open_prepared(job.prepared)
+        network = models.load(job.run_directory, prepared.description)
         rows = prepared.rows("test")
         with torch.no_grad():
             scores = network(torch.from_numpy(np.array(prepared.arrays["codes"][rows])))
         expected = network.objective.correct(scores, torch.from_numpy(np.array(prepared.labels[rows]))).double().mean()
-        cell, lag = job["network"]["cell"], prepared.description["settings"]["lag"]
-        mine = table[(table["cell"] == cell) & (table["lag"] == lag) & (table["seed"] == job["seed"])]
+        cell, lag = job.network["cell"], prepared.description["settings"]["lag"]
+        mine = table[(table["cell"] == cell) & (table["lag"] == lag) & (table["seed"] == job.seed)]
         assert mine["recall"].to_list() == pytest.approx([float(expected)])
     wide = table[table["lag"] == 3].pivot(index="seed", columns="cell", values="recall")
     (claim,) = findings.results["claims"]
@@ -231,7 +230,7 @@ def test_the_figure_of_one_seed_has_no_intervals(tmp_path):
 def test_recall_needs_no_weights(source, tmp_path):
     """Predictions of a training machine come without its weights."""
     before = copying.study(copying.DEBUG, source, CPU).results
-    weights = [RunFolder(Path(job["run_directory"])).weights for job in source.jobs]
+    weights = [job.run.weights for job in source.jobs]
     try:
         for number, path in enumerate(weights):
             path.rename(tmp_path / str(number))
@@ -248,11 +247,11 @@ def test_what_does_not_fit_is_refused(source):
         copying.study(copying.Settings(primary_lag=2), source, CPU)
     with pytest.raises(InputError, match="no cell at lag 2"):
         copying_gates.study(copying_gates.Settings(lag=2), source, CPU)
-    other = replace(source, jobs=[{**source.jobs[0], "model": "han"}])
+    other = replace(source, jobs=[replace(source.jobs[0], model="han")])
     with pytest.raises(InputError, match="is a han"):
         copying.parts_of(other)
     first, other = source.jobs[:2]
-    cell = {**other, "network": first["network"]}
+    cell = replace(other, network=first.network)
     lags = {name: replace(one, preprocessing={"lag": 3}) for name, one in source.plan.variants.items()}
     twice = replace(source, jobs=[first, cell], plan=replace(source.plan, variants=lags))
     with pytest.raises(InputError, match="same cell and lag"):

@@ -74,7 +74,7 @@ def test_the_knee_is_the_smallest_quantile_that_loses_too_little_to_matter():
 
 
 def test_test_rows_are_equal_at_every_quantile(source):
-    folders = {job["variant"]: Path(job["prepared"]) for job in source.jobs}
+    folders = {job.variant: job.prepared for job in source.jobs}
     short, whole = (open_prepared(folders[name]) for name in ("q50", "q100"))
     for name in ("labels", "raw_indices"):
         assert np.array_equal(short.arrays[name], whole.arrays[name])
@@ -87,15 +87,15 @@ def test_the_table_follows_from_the_runs_and_their_arrays(source, tmp_path):
     table = findings.tables["truncation"].set_index("variant")
     assert table["quantile"].to_dict() == {"q50": 0.5, "q100": 1.0}
     for job in source.jobs:
-        prepared = open_prepared(Path(job["prepared"]))
-        rows, mine = prepared.rows("train"), table.loc[job["variant"]]
+        prepared = open_prepared(job.prepared)
+        rows, mine = prepared.rows("train"), table.loc[job.variant]
         counts = np.asarray(prepared.arrays["word_counts"])[rows]
         assert (mine["kept_words"], mine["kept_sentences"]) == (counts.max(), counts.shape[1])
         assert mine["train_padding"] == pytest.approx(1 - counts.sum() / (counts.size * counts.max()))
         accuracies = [
             (source.probabilities(one, "test").argmax(axis=1) == prepared.labels[prepared.rows("test")]).mean()
             for one in source.jobs
-            if one["variant"] == job["variant"]
+            if one.variant == job.variant
         ]
         assert mine["test_accuracy"] == pytest.approx(np.mean(accuracies))
     assert table.loc["q100", "train_words_kept"] == table.loc["q100", "train_documents_whole"] == 1
@@ -112,9 +112,7 @@ def test_the_evidence_has_the_keys_of_what_was_read(source, tmp_path):
     study_io.publish(place, findings, study_io.provenance(source.keys()), quantiles.draw_figure)
     written = json.loads((place / "results.json").read_text())["provenance"]
     assert written["experiment"] == "trial" and written["plan"] == source.plan.key
-    assert written["runs"]["q50"] == {
-        str(job["seed"]): job["run_key"] for job in source.jobs if job["variant"] == "q50"
-    }
+    assert written["runs"]["q50"] == {str(job.seed): job.run_key for job in source.jobs if job.variant == "q50"}
     assert sorted(path.name for path in place.iterdir()) == ["figure.png", "results.json", "truncation.csv"]
     quantiles.draw_figure(place, tmp_path / "same.png")
     assert (tmp_path / "same.png").read_bytes() == (place / "figure.png").read_bytes()

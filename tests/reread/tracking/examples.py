@@ -1,7 +1,6 @@
 """Small prepared data and runs as they lie on disk after training, for tests of what comes after it."""
 
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -11,6 +10,7 @@ import models
 from reread.preprocessing.text import number, segment
 from reread.preprocessing.vocabulary import word_index
 from reread.storage.files import content_key, sha256_file, write_json, write_text
+from reread.storage.job import Job
 
 TEXTS = [
     "Return the sum of two numbers. Both must be positive.",
@@ -82,9 +82,9 @@ def make_job(
     variant: str | None = None,
     experiment: str = "trial",
     **training,
-) -> dict[str, Any]:
+) -> Job:
     """A job as planning.jobs makes it, with a network of the size for tests."""
-    job = {
+    about = {
         "variant": variant or model,
         "model": model,
         "data": "dots" if model == "densenet" else "snippets",
@@ -93,9 +93,9 @@ def make_job(
         "training": {"learning_rate": 0.01, "batch_size": 2, **training},
         "experiment": experiment,
     }
-    run_key = content_key(job)
-    job["key_parts"] = {"seed": seed}
-    return {**job, "prepared": str(prepared), "run_key": run_key, "run_directory": str(root / "runs" / run_key)}
+    run_key = content_key(about)
+    run_directory = root / "runs" / run_key
+    return Job(**about, prepared=prepared, run_key=run_key, run_directory=run_directory, key_parts={"seed": seed})
 
 
 def history(epochs: int, score: float = 0.9) -> list[dict[str, float]]:
@@ -111,27 +111,27 @@ def history(epochs: int, score: float = 0.9) -> list[dict[str, float]]:
     ]
 
 
-def finish_run(job: dict[str, Any], score: float = 0.9, epochs: int = 3, description: dict | None = None) -> Path:
+def finish_run(job: Job, score: float = 0.9, epochs: int = 3, description: dict | None = None) -> Path:
     """Write runs/RUN_KEY/ of a finished run; with ``description`` (its prepared.json) also real weights."""
-    folder = Path(job["run_directory"])
+    folder = job.run_directory
     folder.mkdir(parents=True, exist_ok=True)
-    write_json(folder / "job.json", job)
+    job.write()
     rows = history(epochs, score)
     lines = [",".join(rows[0]), *(",".join(f"{value:.6g}" for value in row.values()) for row in rows)]
     write_text(folder / "history.csv", "\n".join(lines) + "\n")
     write_json(folder / "environment.json", {"torch": torch.__version__, "gpu": None, "driver": None})
     record = {}
     if description is not None:
-        torch.manual_seed(job["seed"])
-        network = models.build(job["model"], job["network"], description)
+        torch.manual_seed(job.seed)
+        network = models.build(job.model, job.network, description)
         save_file(network.state_dict(), folder / "best.safetensors")
         record = {
             "weights_sha256": sha256_file(folder / "best.safetensors"),
-            "network_source": models.network_source(job["model"], job["network"]),
+            "network_source": models.network_source(job.model, job.network),
         }
     result = {
-        "run_key": job["run_key"],
-        "seed": job["seed"],
+        "run_key": job.run_key,
+        "seed": job.seed,
         "best_epoch": epochs,
         "epochs": epochs,
         "kernels": "none",

@@ -16,6 +16,7 @@ from sqlalchemy import event
 
 from reread.storage.errors import InputError
 from reread.storage.files import read_json
+from reread.storage.job import Job
 from reread.storage.locks import run_locked
 from reread.storage.source import ROOT
 from reread.tracking import journal
@@ -33,10 +34,12 @@ AWAY = "http://127.0.0.1:9"
 # A process that trains a run while MLflow is away, until it is killed.
 TRAINS = """
     import json, sys, time
+    from reread.storage.job import Job
     from reread.storage.locks import run_locked
     from reread.tracking.journal import TrackedRun
     job, rows = json.loads(sys.argv[1])
-    with run_locked(job["run_directory"]):
+    job = Job.from_json(job)
+    with run_locked(job.run_directory):
         run = TrackedRun(job, {}, lambda line: None)
         for row in rows:
             run.log_epoch(row)
@@ -70,8 +73,8 @@ def steps(tracking, run_id: str, key: str) -> list[int]:
     return [metric.step for metric in tracking.client.get_metric_history(run_id, key)]
 
 
-def found(tracking, job: dict):
-    (run,) = tracking.client.search_runs([tracking.experiment("trial")], f"tags.run_key = '{job['run_key']}'")
+def found(tracking, job: Job):
+    (run,) = tracking.client.search_runs([tracking.experiment("trial")], f"tags.run_key = '{job.run_key}'")
     return run
 
 
@@ -103,9 +106,9 @@ def test_a_server_that_is_killed_stops_no_training_and_gets_everything_once(fold
     time.sleep(0.002)  # times are whole milliseconds
     stopped.fail("KILLED", "stopped from outside")
     tracker = Tracker(lines.append)
-    evaluation = evaluate_run(Path(jobs[0]["run_directory"]))
-    tracker.record(Path(jobs[0]["run_directory"]), evaluation, jobs[0])
-    tracker.model(Path(jobs[0]["run_directory"]), evaluation, jobs[0], champion=True)
+    evaluation = evaluate_run(jobs[0].run_directory)
+    tracker.record(jobs[0].run_directory, evaluation, jobs[0])
+    tracker.model(jobs[0].run_directory, evaluation, jobs[0], champion=True)
     page = folder / "reports/trial/report.html"
     page.parent.mkdir(parents=True)
     page.write_text("<p>report</p>")
@@ -115,7 +118,7 @@ def test_a_server_that_is_killed_stops_no_training_and_gets_everything_once(fold
     assert "\n" not in line and ".journals" in line and "reread reconcile" in line
     assert not (folder / "mlflow.db").exists()
 
-    process = start(TRAINS, json.dumps([killed, rows[:2]]))
+    process = start(TRAINS, json.dumps([killed.to_json(), rows[:2]]))
     try:
         assert process.stdout.readline() == "logged\n"
         restarted = time.time() * 1000
@@ -124,19 +127,19 @@ def test_a_server_that_is_killed_stops_no_training_and_gets_everything_once(fold
             tracking = open_tracking()
             assert steps(tracking, found(tracking, jobs[1]).info.run_id, "training_loss") == [1, 2, 3]
             names = {one.path.stem for one in waiting(folder / "runs")}
-            assert names == {jobs[n]["run_key"] for n in (0, 2, 3, 4)} | {"report-trial"}
+            assert names == {jobs[n].run_key for n in (0, 2, 3, 4)} | {"report-trial"}
             copies = {one.path: one.path.read_bytes() for one in waiting(folder / "runs")}
             # The live run's journal is left to its own process.
             settled = reconcile(folder / "runs")
-            assert set(settled.sent) == names - {killed["run_key"]} and settled.left == {}
-            assert [one.path.stem for one in waiting(folder / "runs")] == [killed["run_key"]]
+            assert set(settled.sent) == names - {killed.run_key} and settled.left == {}
+            assert [one.path.stem for one in waiting(folder / "runs")] == [killed.run_key]
             assert late.journal.waits is False
             assert found(tracking, jobs[1]).info.status == "RUNNING"
 
             process.kill()
             process.communicate()
             settled = reconcile(folder / "runs")
-            assert settled.sent == [killed["run_key"]]
+            assert settled.sent == [killed.run_key]
             assert settled.closed[found(tracking, killed).info.run_id] == "KILLED"
             finish_run(jobs[2])
             never_up.finish()
@@ -224,13 +227,13 @@ def test_a_run_that_ends_frees_its_own_lock_alone(folder, database, monkeypatch,
 def test_a_run_whose_folder_is_locked_is_live(folder, database):
     """It resumes, and MLflow, which did not answer when it began, still has it as RUNNING from before."""
     job = make_job(folder, prepared_text(folder), "han")
-    process = start(TRAINS, json.dumps([job, history(1)]))
+    process = start(TRAINS, json.dumps([job.to_json(), history(1)]))
     try:
         assert process.stdout.readline() == "logged\n"
     finally:
         process.kill()
         process.communicate()
-    with run_locked(Path(job["run_directory"])):
+    with run_locked(job.run_directory):
         assert reconciled_elsewhere() == {}
         assert found(open_tracking(), job).info.status == "RUNNING"
     assert list(reconciled_elsewhere().values()) == ["KILLED"]
@@ -288,17 +291,17 @@ def test_a_journal_that_cannot_be_sent_is_named_and_keeps_no_other_waiting(folde
     jobs = [make_job(folder, prepared_text(folder), "han", seed) for seed in range(2)]
     for job in jobs:
         finish_run(job)
-        Journal.of_run(job["run_directory"]).append([entry("start", job=job, about={}), entry("finish")])
-    first, second = sorted(jobs, key=lambda job: job["run_key"])
-    (Path(first["run_directory"]) / "result.json").unlink()
+        Journal.of_run(job.run_directory).append([entry("start", job=job.to_json(), about={}), entry("finish")])
+    first, second = sorted(jobs, key=lambda job: job.run_key)
+    (first.run_directory / "result.json").unlink()
     # A disk that was full has cut a line, and somebody else has written one.
-    path = Journal.of_run(second["run_directory"]).path
+    path = Journal.of_run(second.run_directory).path
     path.write_text(f'{path.read_text()}{{"time": 1, "what": "client"}}\n{{"time": 1, "what": "fa')
     Journal(path).append([entry("fail", status="KILLED", message="after the cut line")])
     settled = reconcile(folder / "runs")
     ((left, why),) = settled.left.items()
-    assert Path(left).stem == first["run_key"] and "has no result.json" in why and left in why
-    assert settled.sent == [second["run_key"]]
+    assert Path(left).stem == first.run_key and "has no result.json" in why and left in why
+    assert settled.sent == [second.run_key]
     assert found(open_tracking(), second).data.tags["ended_by"] == "after the cut line"
 
 
@@ -316,11 +319,15 @@ def test_a_journal_of_a_folder_from_elsewhere_names_no_file_outside_of_it(folder
     monkeypatch.delenv("REREAD_REPORTS", raising=False)
     job = make_job(folder, prepared_text(folder), "han")
     shutil.copytree(finish_run(job), folder / "elsewhere/run")
-    shutil.copytree(job["prepared"], folder / "elsewhere/prepared")
+    shutil.copytree(job.prepared, folder / "elsewhere/prepared")
     Path("reports/trial").mkdir(parents=True)
     Path("reports/trial/link").symlink_to("/etc/hostname")
     before = sorted(Path("elsewhere").rglob("*"))
-    one = {"time": 1, **change, **({} if change["what"] == "report" else {"job": {**job, **change.get("job", {})}})}
+    one = {
+        "time": 1,
+        **change,
+        **({} if change["what"] == "report" else {"job": {**job.to_json(), **change.get("job", {})}}),
+    }
     Journal.of_report(folder / "runs", "trial").append([one])
     settled = reconcile(folder / "runs")
     ((_, why),) = settled.left.items()
@@ -368,7 +375,7 @@ FULL = """
     run.fail("FAILED", "no room")
     limit(resource.RLIM_INFINITY)
     from reread.tracking.journal import reconcile
-    print(reconcile(folder / "runs").sent == [job["run_key"]])
+    print(reconcile(folder / "runs").sent == [job.run_key])
 """
 
 

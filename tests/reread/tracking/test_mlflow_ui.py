@@ -4,6 +4,7 @@ import os
 import shutil
 import struct
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -79,9 +80,9 @@ def test_the_pages_of_two_variants(tmp_path, monkeypatch, empty_databases):
             write_json(run / "timing.json", {"seconds": 2.5})
             if variant == "gru-flat":
                 # The experiment had another name for the variant before.
-                tracking.record(run, evaluate_run(run, score), {**job, "variant": "gru"})
+                tracking.record(run, evaluate_run(run, score), replace(job, variant="gru"))
             tracking.record(run, evaluate_run(run, score))
-            run_keys[variant].append(job["run_key"])
+            run_keys[variant].append(job.run_key)
         if rate == 0.3:
             tracking.report("trial", report_files(tmp_path, run_keys))
     tracking.report("trial", report_files(tmp_path, run_keys))

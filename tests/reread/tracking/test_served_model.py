@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import sys
 import zipfile
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +17,9 @@ import torch
 import models
 from reread.batches import inference
 from reread.storage.files import read_json, write_json
+from reread.storage.job import Job
 from reread.storage.prepared import open_prepared
+from reread.storage.run_folder import RunFolder
 from reread.tracking.registry import load_model, log_model, registered_name, set_champion
 from reread.tracking.runs import open_tracking, shared_connection
 from tests.reread.tracking.examples import TEXTS, evaluate_run, finish_run, make_job, prepared_images, prepared_text
@@ -232,7 +235,7 @@ def test_several_labels(folder):
 def test_a_run_of_a_variant_that_was_renamed_has_a_version_of_each_name(folder):
     prepared = prepared_text(folder)
     tracking, run_id, run, first = register(folder, prepared, "gru_flat")
-    renamed = {**read_json(run / "job.json"), "variant": "flat"}
+    renamed = replace(Job.read(RunFolder(run)), variant="flat")
     again = tracking.record(run, evaluate_run(run), renamed)
     assert again != run_id and tracking.record(run, job=renamed) == again
     second = log_model(tracking, again, run)

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import textwrap
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -70,11 +71,12 @@ def test_eight_processes_meet_no_database_and_all_finish(folder):
         import os, sys
         import mlflow.store.tracking.sqlalchemy_store  # imported once: the processes are forked, and start at once
         from tests.reread.tracking.examples import finish_run, history
+        from reread.storage.job import Job
         from reread.tracking.journal import TrackedRun
         from reread.tracking.runs import open_tracking
         go, start = os.pipe()
         processes = []
-        for job in {jobs[:8]!r}:
+        for job in map(Job.from_json, {[job.to_json() for job in jobs[:8]]!r}):
             processes.append(os.fork())
             if processes[-1] == 0:
                 os.close(start)
@@ -96,7 +98,7 @@ def test_eight_processes_meet_no_database_and_all_finish(folder):
     tracking = open_tracking()
     assert [one.name for one in tracking.client.search_experiments() if one.name != "Default"] == ["trial"]
     for job in jobs:
-        (found,) = runs_with(tracking, "run_key", job["run_key"])
+        (found,) = runs_with(tracking, "run_key", job.run_key)
         assert found.info.status == "FINISHED"
         assert found.data.tags["folder"] == (folder / ".locks/folder").read_text()
         assert steps(tracking, found.info.run_id, "training_loss") == [1, 2, 3]
@@ -143,7 +145,7 @@ def test_a_run_that_is_recorded_as_a_whole_is_as_one_that_was_logged_live(folder
     about = {"git.commit": "0123abc", "prefect": {"url": "there"}}
     with shared_connection():
         tracking = open_tracking()
-        assert open_tracking() is tracking and tracking.recorded(live["experiment"]) == set()
+        assert open_tracking() is tracking and tracking.recorded(live.experiment) == set()
         first = tracking.start(live, about)
         for row in history(2):
             tracking.log_epochs(first, [row])
@@ -156,7 +158,7 @@ def test_a_run_that_is_recorded_as_a_whole_is_as_one_that_was_logged_live(folder
     assert open_tracking() is not tracking
     parent = tracking.client.get_run(tracking.parent(live))
     assert parent.data.metrics["variant.seeds"] == 2
-    assert tracking.recorded(live["experiment"]) == {("han", live["run_key"]), ("han", whole["run_key"])}
+    assert tracking.recorded(live.experiment) == {("han", live.run_key), ("han", whole.run_key)}
 
     def content(run_id):
         run = tracking.client.get_run(run_id)
@@ -204,7 +206,7 @@ def test_a_resumed_run_is_the_same_run_and_repeats_no_step(folder):
     for key in ("training_loss", "validation_loss", "validation_score"):
         assert steps(again, run_id, key) == [1, 2, 3]
     # Nor does recording it again, whole.
-    again.record(Path(job["run_directory"]))
+    again.record(job.run_directory)
     assert steps(again, run_id, "training_loss") == [1, 2, 3]
     assert steps(again, run_id, "best_epoch") == [0]
 
@@ -214,7 +216,7 @@ def test_seeds_trained_later_join_their_variant(folder):
     tracking = open_tracking()
     for seed, score in enumerate((0.8, 0.9)):
         job = make_job(folder, prepared, "han", seed)
-        tracking.record(finish_run(job, score), evaluate_run(Path(job["run_directory"]), score))
+        tracking.record(finish_run(job, score), evaluate_run(job.run_directory, score))
         parent_id = tracking.parent(job)
         if seed == 0:
             first = tracking.client.get_run(parent_id)
@@ -248,9 +250,10 @@ def test_kill_9_leaves_a_run_that_is_settled_later(folder):
     broken, done = make_job(folder, prepared, "han", 0), make_job(folder, prepared, "han", 1)
     code = f"""
         import time
+        from reread.storage.job import Job
         from reread.tracking.runs import open_tracking
-        for job in ({broken!r}, {done!r}):
-            print(open_tracking().start(job, {{}}), flush=True)
+        for job in ({broken.to_json()!r}, {done.to_json()!r}):
+            print(open_tracking().start(Job.from_json(job), {{}}), flush=True)
         time.sleep(600)
     """
     process = python(code, folder)
@@ -326,9 +329,9 @@ def test_one_run_in_two_experiments(folder):
     job = make_job(folder, prepared_text(folder), "han")
     run = finish_run(job)
     tracking = open_tracking()
-    ids = {tracking.record(run), tracking.record(run, job={**job, "experiment": "other"})}
+    ids = {tracking.record(run), tracking.record(run, job=replace(job, experiment="other"))}
     assert len(ids) == 2
-    assert {tracking.record(run), tracking.record(run, job={**job, "experiment": "other"})} == ids
+    assert {tracking.record(run), tracking.record(run, job=replace(job, experiment="other"))} == ids
 
 
 def test_more_than_25_metrics_are_named_and_left_out(folder):
