@@ -1,14 +1,10 @@
 """The example of AlphaZero on Connect Four: its rules, its search, its match, and a small run of its claim."""
 
 import itertools
-import json
-import os
 import re
 import shutil
-import subprocess
 import sys
 from functools import partial
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -16,10 +12,8 @@ import torch
 import yaml
 
 from examples import connect_four as game
-from reread.arms.settings import read_arms_file
-from reread.storage.files import sha256_file
 from reread.storage.source import ROOT
-from tests.conftest import clean_environment
+from tests.examples.claims import check_published, run_claim
 
 SCRIPT, CLAIM = ROOT / "examples/connect_four.py", ROOT / "examples/connect_four.yaml"
 EVIDENCE = ROOT / "results/claims/connect-four"
@@ -245,13 +239,7 @@ def test_a_small_run_of_the_claim_is_judged_over_seeds_and_openings(tmp_path):
     for arm in content["arms"].values():
         arm["run"] += f" {SMALL}"
     (tmp_path / CLAIM.name).write_text(yaml.safe_dump({**content, "seeds": 2, "lock": []}))
-    programs = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-    done = subprocess.run(
-        [sys.executable, "-m", "reread", "claim", CLAIM.name, "--json"], cwd=tmp_path, capture_output=True, text=True,
-        env={**clean_environment(), "PYTHONPATH": str(ROOT), "PATH": programs},
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    document = json.loads(done.stdout)
+    document = run_claim(CLAIM.name, tmp_path)
     assert [one["name"] for one in document["claims"]] == ["learnt", "searches"]
     for one in document["claims"]:
         assert one["items"] == 10 and one["analyses"] == ["over seeds", "over seeds and items"]
@@ -261,13 +249,4 @@ def test_a_small_run_of_the_claim_is_judged_over_seeds_and_openings(tmp_path):
 
 
 def test_the_published_verdict_is_of_this_claim_and_agrees_with_its_scores():
-    done = subprocess.run(
-        [sys.executable, "-m", "reread", "verify", EVIDENCE / "verdict.json", EVIDENCE / "scores.csv"],
-        cwd=ROOT, capture_output=True, text=True,
-    )  # fmt: skip
-    assert done.returncode == 0 and "all values agree" in done.stdout, done.stderr
-    document, given = json.loads((EVIDENCE / "verdict.json").read_text()), read_arms_file(CLAIM)
-    for name, arm in given.resolved_arms().items():
-        made = document["arms"][name]
-        assert made["command"] == arm.run and list(made["runs"]) == list(map(str, given.seed_list))
-        assert made["sources"] == {SCRIPT.name: sha256_file(SCRIPT)}
+    check_published(CLAIM, SCRIPT, EVIDENCE)

@@ -2,10 +2,8 @@
 
 import io
 import itertools
-import json
 import os
 import shutil
-import subprocess
 import sys
 import tarfile
 from pathlib import Path
@@ -16,10 +14,8 @@ import torch
 import yaml
 
 from examples import spoken_digits as speech
-from reread.arms.settings import read_arms_file
-from reread.storage.files import sha256_file
 from reread.storage.source import ROOT
-from tests.conftest import clean_environment
+from tests.examples.claims import check_published, run_claim
 
 SCRIPT, CLAIM = ROOT / "examples/spoken_digits.py", ROOT / "examples/spoken_digits.yaml"
 EVIDENCE = ROOT / "results/claims/spoken-digits"
@@ -308,13 +304,7 @@ def test_a_small_run_of_the_claim_is_judged_over_seeds_and_strings(archive, tmp_
     content["arms"] = {name: content["arms"][name] for name in ("dnn", "gmm")}
     content |= {"seeds": 2, "lock": [], "claims": content["claims"][:1]}
     (tmp_path / "examples" / CLAIM.name).write_text(yaml.safe_dump(content))
-    programs = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-    done = subprocess.run(
-        [sys.executable, "-m", "reread", "claim", f"examples/{CLAIM.name}", "--json"], cwd=tmp_path,
-        capture_output=True, text=True, env={**clean_environment(), "PYTHONPATH": str(ROOT), "PATH": programs},
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    document = json.loads(done.stdout)
+    document = run_claim(f"examples/{CLAIM.name}", tmp_path)
     (one,) = document["claims"]
     assert one["items"] == 600 and one["analyses"] == ["over seeds", "over seeds and items"]
     # With one recording per digit and speaker the mixtures are still far better than chance, and far from right.
@@ -323,13 +313,4 @@ def test_a_small_run_of_the_claim_is_judged_over_seeds_and_strings(archive, tmp_
 
 
 def test_the_published_verdict_is_of_this_claim_and_agrees_with_its_scores():
-    done = subprocess.run(
-        [sys.executable, "-m", "reread", "verify", EVIDENCE / "verdict.json", EVIDENCE / "scores.csv"],
-        cwd=ROOT, capture_output=True, text=True,
-    )  # fmt: skip
-    assert done.returncode == 0 and "all values agree" in done.stdout, done.stderr
-    document, given = json.loads((EVIDENCE / "verdict.json").read_text()), read_arms_file(CLAIM)
-    for name, arm in given.resolved_arms().items():
-        made = document["arms"][name]
-        assert made["command"] == arm.run and list(made["runs"]) == list(map(str, given.seed_list))
-        assert made["sources"] == {SCRIPT.name: sha256_file(SCRIPT)}
+    check_published(CLAIM, SCRIPT, EVIDENCE)
