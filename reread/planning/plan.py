@@ -171,8 +171,7 @@ class Plan(Design):
             if variant.prepared_key is None:
                 Manifest.load().entry(variant.data)  # says how to ingest it
                 raise InputError(f"data set '{variant.data}' was ingested after this plan was made: make it again")
-            for fold in (fold for seed in self.seeds for fold in self.folds_of(seed)):
-                key = arrays_key(variant.prepared_key, fold)
+            for key, fold in self.arrays_of(variant.prepared_key).items():
                 found[key] = {
                     "data": variant.data,
                     "settings": {**variant.preprocessing, **({FOLD: dataclasses.asdict(fold)} if fold else {})},
@@ -185,6 +184,11 @@ class Plan(Design):
     def folds_of(self, seed: int) -> list[Fold | None]:
         """Return the runs of a variant on a seed: one for each fold, or one by the data's own split (None)."""
         return [None] if self.folds is None else [*folds_of(self.folds, seed)]
+
+    def arrays_of(self, prepared_key: str) -> dict[str, Fold | None]:
+        """Return the folds of all seeds by the keys of their arrays; ``prepared_key``: by the data's own split."""
+        folds = (fold for seed in self.seeds for fold in self.folds_of(seed))
+        return {arrays_key(prepared_key, fold): fold for fold in folds}
 
     def jobs(self, prepared: Mapping[str, str] | None = None) -> list[Job]:
         """Return the job of each (seed, variant), and fold; ``prepared`` maps prepared keys to folders.
@@ -229,9 +233,8 @@ class Plan(Design):
             for name, variant in self.variants.items()
             if variant.prepared_key
             and all(
-                (self.environment.prepared / arrays_key(variant.prepared_key, fold) / DESCRIPTION).is_file()
-                for seed in self.seeds
-                for fold in self.folds_of(seed)
+                (self.environment.prepared / key / DESCRIPTION).is_file()
+                for key in self.arrays_of(variant.prepared_key)
             )
         }
         return dataclasses.replace(self, variants=known).jobs()
