@@ -224,8 +224,8 @@ def _check(plan: Plan, known: Mapping[str, DataSetEntry]) -> None:
                     "each row is a row of it: choose a metric without thresholds"
                 )
             reference = comparison.get("reference", 0.0)
-            if reference > 1 and higher_is_better(comparison["metric"]):
+            if reference > most and higher_is_better(comparison["metric"]):
                 raise InputError(
-                    f"{where}: reference is {reference:g}, but {comparison['metric']} is at most 1: "
+                    f"{where}: reference is {reference:g}, but {comparison['metric']} is at most {most:g}: "
                     f"write {reference / 100:g} for {reference:g} %"
                 )
