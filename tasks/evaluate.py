@@ -67,7 +67,7 @@ def evaluate(plan: Mapping[str, Any], prepared: Mapping[str, str], so_far: bool 
     if chosen.folds is not None:
         # A repetition counts as a whole.
         halves = {(job.variant, job.seed) for job in unfinished}
-        unfinished += [job for job in jobs if (job.variant, job.seed) in halves and job not in unfinished]
+        unfinished = [job for job in jobs if (job.variant, job.seed) in halves]
         if len(unfinished) == len(jobs):
             raise InputError(
                 f"no seed of '{experiment}' has all its folds: run `reread train --experiment {experiment}`"

@@ -118,10 +118,8 @@ def subjects(
             )  # fmt: skip
         for one in baselines.get(data, {}).values():
             each = list(seeds_of(one).values())
-            measured, probabilities = (
-                [seed.metrics[split] for seed in each],
-                [seed.probabilities[split] for seed in each],
-            )
+            measured = [seed.metrics[split] for seed in each]
+            probabilities = [seed.probabilities[split] for seed in each]
             validated = [seed.metrics["validation"] for seed in each]
             found.append(Subject(data, one.name, *about, measured, probabilities, validated))
     return found

@@ -11,7 +11,7 @@ Shape legend: N rows of the data set, K classes.
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cached_property
 from statistics import fmean, median_low
 from typing import Any
@@ -38,7 +38,8 @@ class Repetition(RunRecord):
     @classmethod
     def of(cls, folds: Sequence[RunRecord]) -> "Repetition":
         """Return the repetition of the records of its folds."""
-        return cls(**vars_of(folds[0]), folds=tuple(folds))
+        of_first = {one.name: getattr(folds[0], one.name) for one in fields(RunRecord)}
+        return cls(**of_first, folds=tuple(folds))
 
     @property
     def key(self) -> str:
@@ -114,12 +115,6 @@ class Repetition(RunRecord):
 
     def _together(self, parts: Sequence[np.ndarray], split: str) -> np.ndarray:
         return together(parts, [one.prepared for one in self.folds], split)
-
-
-def vars_of(record: RunRecord) -> dict[str, Any]:
-    """Return the fields of a record by name."""
-    names = ("variant", "data", "seed", "run_directory", "prepared_directory", "evaluation_directory")
-    return {name: getattr(record, name) for name in names}
 
 
 def repetitions(records: Sequence[RunRecord], count: int) -> list[Repetition]:
