@@ -1,12 +1,16 @@
 """The scores of finished runs: what commands write into {out}, as one table that `reread judge` reads.
 
 metrics.json    {"accuracy": 0.93, ...}
-items.csv       a row per test item: item, score and, optionally, group and metric; counts where a run has both
+items.csv       a row per test item: item, score and, optionally, group and metric; counts where a run has both. In
+                place of score: prediction and reference, the texts that a metric such as bleu is measured of
 """
 
 import csv
 import io
 from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
 
 from reread.arms.jobs import Job
 from reread.importers import Source, Table, find_format, metrics
@@ -32,7 +36,7 @@ def read_scores(job: Job) -> Table:
     source = source_of(job)
     table: Table = find_format(source).read(source)
     if source.path.name == ITEMS and ITEM not in table.columns:
-        raise InputError(f"{source.text} has no column '{ITEM}': write item and score")
+        raise InputError(f"{source.text} has no column '{ITEM}': write item and score, or prediction and reference")
     return table
 
 
@@ -47,6 +51,8 @@ def read_metrics(job: Job) -> dict[str, float]:
 def scores_table(jobs: Sequence[Job], names: Sequence[str]) -> str:
     """Return the table of these metrics as CSV: a row for each arm, seed and, where runs have items, item.
 
+    Of a metric that is a function of sums, such as bleu, it has the parts of each item, and no text.
+
     InputError names the file of a run that lacks a metric, or whose score is no finite number.
     """
     sources = [source_of(job) for job in jobs]
@@ -56,17 +62,25 @@ def scores_table(jobs: Sequence[Job], names: Sequence[str]) -> str:
             f"{sources[0].text} and {alone.text} are scores of two kinds: let every run write the same one"
         )
     reader = Reader(sources)
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    header: list[str] = []
+    tables: list[dict[str, Sequence[Any]]] = []
     for metric in names:
         rows = reader.rows(metric)
         optional = {ITEM: rows.item, GROUP: rows.group}
-        columns = {ARM: rows.arm, SEED: rows.seed, METRIC: [metric] * len(rows.arm)}
+        columns: dict[str, Sequence[Any]] = {ARM: rows.arm, SEED: rows.seed, METRIC: [metric] * len(rows.arm)}
         columns |= {name: column for name, column in optional.items() if column is not None}
-        columns[SCORE] = [repr(score) for score in rows.score]
-        if not header:
-            header = list(columns)
-            writer.writerow(header)
-        writer.writerows(zip(*columns.values(), strict=True))
+        if rows.reduction is None:
+            columns[SCORE] = [repr(score) for score in rows.score]
+        else:
+            parts = np.stack(rows.score).T.tolist()
+            columns |= {
+                f"{metric}.{place}": [f"{part:.17g}" for part in parts[place - 1]] for place in range(1, len(parts) + 1)
+            }
+        tables.append(columns)
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    header = list(dict.fromkeys(name for columns in tables for name in columns))
+    writer.writerow(header)
+    for columns in tables:
+        blank = [""] * len(columns[ARM])
+        writer.writerows(zip(*(columns.get(name, blank) for name in header), strict=True))
     return text.getvalue()

@@ -77,6 +77,7 @@ class Goal:
     """What a task means for targets, predictions and metrics.
 
     metrics: those of a whole split; the first chooses checkpoints, trials, seeds and champions.
+    given: those that predictions do not have: scores of `reread judge` alone give their statistics.
     shown: how many of them tables show, from the first on.
     compared_by: the metric of the comparison that `reread try` makes.
     objective: the loss that networks are trained with unless their settings name another.
@@ -87,6 +88,7 @@ class Goal:
     shown: int
     compared_by: str
     objective: str = "classification"
+    given: tuple[Metric, ...] = ()
 
     @property
     def names(self) -> list[str]:
@@ -122,6 +124,10 @@ class Goal:
 
     def targets(self, labels: Sequence[Sequence[Any]], outputs: int) -> Array:
         """Return the targets of rows as an array whose first axis is the rows."""
+        raise NotImplementedError
+
+    def from_texts(self, predictions: Sequence[str], references: Sequence[str]) -> tuple[Array, Array]:
+        """Return the predictions and the targets that texts are; NotImplementedError of a goal without texts."""
         raise NotImplementedError
 
     def fault(self, labels: Sequence[Any]) -> str:
@@ -228,7 +234,21 @@ def metric_value(metrics: Mapping[str, Any], name: str) -> float | None:
 @functools.cache
 def _known() -> Mapping[str, Metric]:
     """The metrics of all goals by name; of a name that several have, the first."""
-    return {metric.name: metric for task in reversed(available()) for metric in goal(task).metrics}
+    goals = map(goal, reversed(available()))
+    return {metric.name: metric for each in goals for metric in (*each.metrics, *each.given)}
+
+
+def of_texts(name: str) -> Goal | None:
+    """Return the goal that measures the metric ``name`` of texts; None where none does."""
+    for known in map(goal, available()):
+        if type(known).from_texts is not Goal.from_texts and name in known.names:
+            return known
+    return None
+
+
+def known_metric(name: str) -> Metric | None:
+    """Return the metric ``name`` of the first goal that has it; None where none has."""
+    return _known().get(name)
 
 
 @functools.cache

@@ -9,12 +9,18 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import compress
 from typing import Any
 
+import numpy as np
+
+from reread import goals
 from reread.importers import ADDRESS, Source, Table, find_format
 from reread.storage.errors import InputError, nearest
 from reread.storage.files import sha256_bytes, sha256_file
 from reread.verdicts.scores import LARGEST, Rows
 
-ROLES = ARM, SEED, SCORE, ITEM, GROUP, METRIC = ("arm", "seed", "score", "item", "group", "metric")
+OF_ROWS = ARM, SEED, SCORE, ITEM, GROUP, METRIC = ("arm", "seed", "score", "item", "group", "metric")
+# In place of a score: what a goal measures.
+TEXTS = PREDICTION, REFERENCE = ("prediction", "reference")
+ROLES = *OF_ROWS, *TEXTS
 MOST_COLUMNS = 30
 
 
@@ -52,7 +58,10 @@ def matches(path: str) -> list[str]:
 class Reader:
     """The tables of some sources, read once.
 
-    name: of the format; None: recognised. columns: the column that is the arm, seed, score, item, group or metric.
+    A row has a score, a prediction and a reference, or the statistics of a metric that is a function of their sums, in
+    the columns METRIC.1, METRIC.2 and so on.
+
+    name: of the format; None: recognised. columns: the column of a role, one of ROLES.
     """
 
     def __init__(
@@ -82,7 +91,7 @@ class Reader:
             title = title or score.removeprefix(table.prefix)
             parts.append(self._part(source, table, score, title))
         merged: dict[str, list[Any] | None] = {}
-        for role in ROLES:
+        for role in OF_ROWS:
             values = [part[role] for part in parts]
             lacking = next((number for number, column in enumerate(values) if column is None), None)
             if lacking is None:
@@ -91,7 +100,14 @@ class Reader:
                 merged[role] = None
             else:
                 raise InputError(f"{self.sources[lacking].text} has no column '{role}', which other files have")
+        with_statistics = [isinstance((part[SCORE] or [None])[0], np.ndarray) for part in parts]
+        if any(with_statistics) and not all(with_statistics):
+            alone = self.sources[with_statistics.index(False)]
+            raise InputError(f"{alone.text} has a score per row, and other files have its parts: judge one kind")
         directions = {table.lower_is_better for table in self.tables}
+        known = goals.known_metric(title or SCORE) if with_statistics[0] else None
+        if known is not None:
+            directions = {not known.higher_is_better}
         return Rows(
             title or SCORE,
             merged[ARM] or [],
@@ -101,6 +117,7 @@ class Reader:
             merged[GROUP],
             directions.pop() if len(directions) == 1 else None,
             list(dict.fromkeys(line for table in self.tables for line in table.cautions)),
+            known.reduce if known is not None else None,
         )
 
     def _only_metric(self) -> str | None:
@@ -116,8 +133,8 @@ class Reader:
     def _part(self, source: Source, table: Table, score: str, metric: str) -> dict[str, list[Any] | None]:
         """Return the rows of a table: a list for each role, or None where the table has no such column."""
         length = len(table.columns[score])
-        part: dict[str, Any] = {role: self._column(source, table, role) for role in ROLES}
-        part[SCORE] = table.columns[score]
+        part: dict[str, Any] = {role: self._column(source, table, role) for role in OF_ROWS}
+        part[SCORE] = range(length)
         if source.arm is not None:
             part[ARM] = [source.arm] * length
         if part[ARM] is None:
@@ -137,12 +154,33 @@ class Reader:
             kept = [not is_empty(arm) for arm in part[ARM]]
         lines = list(compress(range(1, length + 1), kept))
         part = {role: None if column is None else list(compress(column, kept)) for role, column in part.items()}
-        part[SCORE] = [number(value, source, line, score) for value, line in zip(part[SCORE], lines, strict=True)]
+        part[SCORE] = self._scores(source, table, score, metric, part[SCORE])
         for role in (ARM, SEED, ITEM, GROUP):
             line = next((line for value, line in zip(part[role] or (), lines, strict=False) if is_empty(value)), None)
             if line is not None:
                 raise InputError(f"{source.text}, row {line} has no {role}: fill it in, or remove the row")
         return part
+
+    def _scores(
+        self, source: Source, table: Table, name: str, metric: str, rows: Sequence[int]
+    ) -> list[float] | list[np.ndarray]:
+        """Return the scores of rows or, of a metric that is a function of sums, their statistics, float64 [S]."""
+        goal = goals.of_texts(metric)
+        if goal is not None and table.columns[name] is self._column(source, table, PREDICTION):
+            columns = [self._column(source, table, role) for role in TEXTS]
+            texts = [
+                ["" if is_empty(column[row]) else str(column[row]) for row in rows] for column in columns if column
+            ]
+            if len(texts) < len(TEXTS):
+                raise InputError(lacks(source, table, REFERENCE))
+            statistics = goal.metric(metric).statistics(*goal.from_texts(*texts))
+            if statistics is None:
+                raise InputError(f"{source.text}: {metric} is not defined on these texts")
+            return list(statistics)
+        parts = statistics_columns(table, metric)
+        if name not in parts:
+            return [number(table.columns[name][row], source, row + 1, name) for row in rows]
+        return [np.array([number(table.columns[part][row], source, row + 1, part) for part in parts]) for row in rows]
 
     def _column(self, source: Source, table: Table, role: str) -> Sequence[Any] | None:
         chosen = self.columns.get(role)
@@ -151,12 +189,15 @@ class Reader:
         return table.columns.get(chosen or table.roles.get(role, role))
 
     def _score_column(self, source: Source, table: Table, metric: str | None) -> str:
-        """Return the column of the scores: the one that was chosen, one with the metric's name, or ``score``."""
+        """Return the column of the scores: the one that was chosen, one with the metric's name, ``score``, or the first
+        of the statistics or texts that have it."""
         if SCORE in self.columns:
             self._column(source, table, SCORE)
             return self.columns[SCORE]
         usual = table.roles.get(SCORE, SCORE)
-        for name in ([f"{table.prefix}{metric}", metric] if metric else []) + [usual]:
+        named = [f"{table.prefix}{metric}", metric, *statistics_columns(table, metric)] if metric else []
+        texts = [self.columns.get(PREDICTION, PREDICTION)] if metric and goals.of_texts(metric) else []
+        for name in (*named, usual, *texts):
             if name in table.columns:
                 return name
         if metric:
@@ -164,6 +205,13 @@ class Reader:
         raise InputError(
             f"{source.text} has no column 'score': name the metric by --metric, of {listed(metrics_of(table))}"
         )
+
+
+def statistics_columns(table: Table, metric: str) -> list[str]:
+    """Return the columns METRIC.1, METRIC.2 and so on of a metric that a goal has; none where there are none."""
+    if goals.known_metric(metric) is None:
+        return []
+    return [name for name in (f"{metric}.{place + 1}" for place in range(len(table.columns))) if name in table.columns]
 
 
 def number(value: Any, source: Source, row: int, name: str) -> float:

@@ -1,10 +1,12 @@
 """Plain scores to verdicts: arms, seeds and, where they are known, items, from any source.
 
-Shape legend: m items. A score of a seed is one number, or the mean over the m items of that seed.
+A score of a seed is one number, the mean over its items, or a function of sums over them, such as BLEU.
+
+Shape legend: m items, S statistics per item.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,6 +21,8 @@ from reread.verdicts.seeds import least_seeds
 
 # The squares of larger scores and margins are no finite numbers.
 LARGEST = 1e100
+# The score of sums of statistics, float64 [..., S], and the number of items, [...].
+Reduction = Callable[[np.ndarray, Any], np.ndarray]
 OVER_SEEDS, OVER_ITEMS = "over seeds", "over seeds and items"
 
 
@@ -26,25 +30,27 @@ OVER_SEEDS, OVER_ITEMS = "over seeds", "over seeds and items"
 class Rows:
     """Scores of one metric as columns of equal length; item and group are None where the rows are of seeds.
 
-    group: what an item belongs to (a patient, a source file). lower_is_better: None where the source does not say.
+    score: a number per row or, with ``reduction``, the S statistics of its item. group: what an item belongs to (a
+    patient, a source file). lower_is_better: None where the source does not say.
     """
 
     metric: str
     arm: Sequence[Any]
     seed: Sequence[Any]
-    score: Sequence[float]
+    score: Sequence[float] | Sequence[np.ndarray]
     item: Sequence[Any] | None = None
     group: Sequence[Any] | None = None
     lower_is_better: bool | None = None
     cautions: Sequence[str] = ()
+    reduction: Reduction | None = None
 
 
 @dataclass(frozen=True)
 class Scores:
     """The scores of every arm by seed, in the order of the seeds.
 
-    items: of each arm and seed the scores by item, float64 [m], all in one order; None without rows per item. groups:
-    the number of each item's group, int [m].
+    items: of each arm and seed the scores by item, float64 [m], all in one order, or with ``reduction`` their
+    statistics, float64 [m, S]; None without rows per item. groups: the number of each item's group, int [m].
     """
 
     metric: str
@@ -53,6 +59,7 @@ class Scores:
     groups: np.ndarray | None = field(default=None, repr=False)
     lower_is_better: bool | None = None
     cautions: Sequence[str] = ()
+    reduction: Reduction | None = None
 
     @property
     def analyses(self) -> list[str]:
@@ -102,15 +109,17 @@ def collect(rows: Rows) -> Scores:
     arms = list(map(str, rows.arm))
     if not arms:
         raise InputError(f"there is no score of {rows.metric}")
+    if rows.item is None and rows.reduction is not None:
+        raise InputError(f"{rows.metric} is measured over items: add the column 'item', the name of each row's item")
     if rows.item is None:
-        by_arm: dict[str, dict[Any, float]] = {}
+        by_arm: dict[str, dict[Any, Any]] = {}
         for arm, seed, score in zip(arms, seeds, rows.score, strict=True):
             by_seed = by_arm.setdefault(arm, {})
             if seed in by_seed:
                 raise InputError(f"seed {seed} of arm '{arm}' has two scores: a seed has one, or a row per item")
             by_seed[seed] = score
         return Scores(rows.metric, in_order(by_arm), lower_is_better=rows.lower_is_better, cautions=rows.cautions)
-    by_item: dict[str, dict[Any, dict[Any, float]]] = {}
+    by_item: dict[str, dict[Any, dict[Any, Any]]] = {}
     for arm, seed, item, score in zip(arms, seeds, rows.item, rows.score, strict=True):
         scores = by_item.setdefault(arm, {}).setdefault(seed, {})
         if item in scores:
@@ -131,8 +140,20 @@ def collect(rows: Rows) -> Scores:
                 raise InputError(f"{has} has item '{item}', and {lacks} has not: every seed needs the same items")
             arrays.setdefault(arm, {})[seed] = np.array([scores[item] for item in order])
     items = in_order(arrays)
-    means = {arm: {seed: float(array.mean()) for seed, array in of_arm.items()} for arm, of_arm in items.items()}
-    return Scores(rows.metric, means, items, group_of_items(rows, order), rows.lower_is_better, rows.cautions)
+    values = {
+        arm: {seed: value_of(array, rows.reduction, rows.metric, arm, seed) for seed, array in of_arm.items()}
+        for arm, of_arm in items.items()
+    }
+    groups = group_of_items(rows, order)
+    return Scores(rows.metric, values, items, groups, rows.lower_is_better, rows.cautions, rows.reduction)
+
+
+def value_of(items: np.ndarray, reduction: Reduction | None, metric: str, arm: str, seed: Any) -> float:
+    """Return the score of a seed from its items; InputError where it is not defined on them."""
+    value = float(items.mean() if reduction is None else reduction(items.sum(axis=0), float(len(items))))
+    if not math.isfinite(value):
+        raise InputError(f"{metric} of arm '{arm}', seed {seed} is {value}: it is not defined on these items")
+    return value
 
 
 def seed_names(seeds: Sequence[Any]) -> list[Any]:
@@ -184,7 +205,9 @@ def measure(claim: Claim, scores: Scores, cautions: Sequence[str] = (), earlier_
     sides = [side(scores.arms[name], claim, name) for name in names]
     items = Items()
     if scores.items is not None:
-        resampled = [[of_items(array, claim) for array in scores.items[name].values()] for name in names]
+        resampled = [
+            [of_items(array, claim, scores.reduction) for array in scores.items[name].values()] for name in names
+        ]
         count = len(next(iter(scores.items[names[0]].values())))
         items = item_spread_of(resampled[0], resampled[1] if len(names) == 2 else [], count, groups=scores.groups)
     if claim.reference is not None:
@@ -208,10 +231,15 @@ def side(by_seed: Mapping[Any, float], claim: Claim, name: str) -> Side:
     return Side([math.log(score) for score in by_seed.values()], seeds)
 
 
-def of_items(scores: np.ndarray, claim: Claim) -> Resampled:
-    """Return the score of one seed on resampled items, from its scores by item, float64 [m]."""
-    mean = mean_of(scores)
-    return (lambda counts: np.log(mean(counts))) if claim.ratio else mean
+def of_items(items: np.ndarray, claim: Claim, reduction: Reduction | None = None) -> Resampled:
+    """Return the score of one seed on resampled items, from its scores by item, float64 [m], or statistics [m, S]."""
+    score = mean_of(items)
+    if reduction is not None:
+
+        def score(counts: np.ndarray) -> np.ndarray:
+            return reduction(counts @ items, counts.sum(axis=1))
+
+    return (lambda counts: np.log(score(counts))) if claim.ratio else score
 
 
 def judge_claims(

@@ -168,6 +168,32 @@ def test_a_url_is_mirrored_once_and_asked_again_for_a_branch(claim):
     assert "cannot be fetched" in claim.run(code=2)[1]
 
 
+TEXTS = """
+with open(out / "items.csv", "w") as file:
+    print("item,prediction,reference,seconds", file=file)
+    for item in range(40):
+        kept = " ".join(f"w{place}" for place in range(12) if (item * 7 + place + seed) % 10 < 10 * BASE)
+        print(f"q{item},{kept},{' '.join(f'w{place}' for place in range(12))},{2 - BASE + seed / 100}", file=file)
+"""
+
+
+def test_texts_are_judged_by_a_metric_of_sums_and_are_not_stored(claim):
+    claim.commit(TEXTS, branch="main", base=0.5)
+    claim.commit(TEXTS, branch="idea", base=0.8)
+    sides = {"treatment": "treatment", "control": "control"}
+    claims = [
+        {"name": "bleu", "metric": "bleu", "margin": 1.0, **sides},
+        {"name": "speed", "metric": "seconds", "margin": "5%", "lower_is_better": True, **sides},
+    ]
+    claim.write(metric=None, margin=None, claims=claims)
+    claims = verdict(claim)["claims"]
+    assert [judged["analyses"][-1] for judged in claims] == ["over seeds and items"] * 2
+    assert [judged["verdict"] for judged in claims] == ["supported"] * 2
+    assert claims[0]["interval"]["mean"] > 10
+    table = (claim.folder / ".reread/claim/scores.csv").read_text()
+    assert "w1" not in table and table.startswith("arm,seed,metric,item,bleu.1,")
+
+
 @pytest.mark.parametrize(
     ("inserted", "said"),
     [

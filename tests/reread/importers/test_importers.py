@@ -127,6 +127,52 @@ def test_an_arm_may_be_named_before_its_files(write):
         find_sources(["a=nowhere/*.csv"])
 
 
+TEXTS = """arm,seed,item,prediction,reference
+a,0,x,a man walks,a man walks on the beach
+a,0,y,,two dogs
+a,1,x,a man walks on a beach,a man walks on the beach
+a,1,y,two red dogs,two dogs
+"""
+
+
+def test_texts_are_measured_over_items(write):
+    collected = scores([write("texts.csv", TEXTS)], "word_error_rate")
+    assert collected.arms == {"a": {0: 5 / 8, 1: 2 / 8}} and collected.lower_is_better is True
+    # The parts of each item are enough: the errors and the words of the reference.
+    parts = "arm,seed,item,{0}.1,{0}.2\na,0,x,3,6\na,0,y,2,2\na,1,x,1,6\na,1,y,1,2\n".format("word_error_rate")
+    assert scores([write("parts.csv", parts)], "word_error_rate").arms == collected.arms
+    likelihoods = "arm,seed,item,perplexity.1,perplexity.2\na,0,x,0,1\na,0,y,6.931471805599453,9\n"
+    assert scores([write("nats.csv", likelihoods)], "perplexity").arms["a"][0] == pytest.approx(2)
+    renamed = write("renamed.csv", TEXTS.replace("prediction", "hypothesis"))
+    assert scores([renamed], "word_error_rate", prediction="hypothesis").arms == collected.arms
+    # A column of the metric's name is a score, whatever else stands there.
+    scored = write("scored.csv", "arm,seed,item,prediction,reference,bleu\na,0,x,a,a,30\na,0,y,a,a,40\n")
+    assert scores([scored], "bleu").arms == {"a": {0: 35.0}}
+
+
+@pytest.mark.parametrize(
+    ("content", "metric", "said"),
+    [
+        (TEXTS, None, "no column 'score'"),
+        (TEXTS, "rouge", "no metric 'rouge'"),
+        (TEXTS.replace(",item,", ",line,"), "bleu", "add the column 'item'"),
+        (TEXTS.replace("reference", "truth"), "bleu", "no column 'reference'"),
+        ("arm,seed,item,prediction,reference\na,0,x,a,\na,0,y,b,\n", "word_error_rate", "not defined on these items"),
+        ("arm,seed,item,bleu.1\na,0,x,\na,0,y,1\n", "bleu", "row 1: bleu.1 is empty"),
+    ],
+)
+def test_texts_that_cannot_be_measured_are_one_line(write, content, metric, said):
+    with pytest.raises(InputError, match=said) as raised:
+        scores([write("texts.csv", content)], metric)
+    assert "\n" not in str(raised.value)
+
+
+def test_scores_and_texts_do_not_mix(write):
+    files = [write("texts.csv", TEXTS), write("scored.csv", "arm,seed,item,score\nb,0,x,1\nb,0,y,0\n")]
+    with pytest.raises(InputError, match=r"scored.csv has a score per row"):
+        scores(files, "bleu")
+
+
 def test_metrics_of_a_script_are_a_file_per_seed(write):
     for seed, accuracy in enumerate((0.5, 0.75, float("nan"))):
         write(f"{seed}/metrics.json", {"accuracy": accuracy, "epochs": 3, "name": "a", "best": True})
