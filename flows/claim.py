@@ -26,19 +26,19 @@ def run_name() -> str:
 def claim(
     file: str,
     seeds: list[int],
-    environment: dict[str, Any],
+    environment: Environment,
     machine: dict[str, Any] | None = None,
     workers: int = 1,
     fresh: bool = False,
 ) -> None:
     """Run the commands of a claim file that are not finished, here or on Slurm, and log each in MLflow.
 
-    environment: as ``Environment.to_json`` has it. machine: that runs them, as in keys; by default this one.
+    machine: that runs them, as in keys; by default this one.
     """
-    path, chosen = Path(file), Environment.from_json(environment)
+    path = Path(file)
     jobs = make_jobs(replace(read_arms_file(path), seeds=seeds), path, machine)
-    if chosen.executor == "slurm":
-        run_commands_on_slurm(jobs, chosen.slurm, chosen.runs_per_job, fresh)
+    if environment.executor == "slurm":
+        run_commands_on_slurm(jobs, environment.slurm, environment.runs_per_job, fresh)
         fresh = False
 
     def run_as_task(job: Job, running: Running, say: Say, fresh: bool) -> None:

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from flows.definition import project_flow
-from flows.parameters import Experiment, Overrides, PlanValue, Seeds, Variants, plan_of
+from flows.parameters import Experiment, GivenPlan, Overrides, Seeds, Variants, plan_of
 from flows.preprocess import preprocess
 from reread.planning.search import with_known_trials
 from reread.tracking.runs import shared_connection
@@ -16,7 +16,7 @@ def evaluate(
     variants: Variants = None,
     seeds: Seeds = None,
     overrides: Overrides = None,
-    plan: PlanValue = None,
+    plan: GivenPlan = None,
     so_far: bool = False,
 ) -> str:
     """Evaluate the finished runs of an experiment; return the folder of its report.
@@ -26,8 +26,8 @@ def evaluate(
     from tasks.evaluate import evaluate as evaluate_plan  # torch and scikit-learn take two seconds to import
 
     # The plan was made before its trials were trained.
-    value = with_known_trials(plan_of(plan, experiment, variants, seeds, overrides)).to_json()
+    chosen = with_known_trials(plan_of(plan, experiment, variants, seeds, overrides))
     with shared_connection():
-        report = evaluate_plan(value, preprocess(plan=value), so_far)
+        report = evaluate_plan(chosen, preprocess(plan=chosen), so_far)
     show_results(Path(report))
     return report

@@ -1,7 +1,7 @@
 """Flow: bring the raw data of an experiment into data/ and check it against the manifest."""
 
 from flows.definition import project_flow
-from flows.parameters import Experiment, Overrides, PlanValue, Seeds, Variants, plan_of
+from flows.parameters import Experiment, GivenPlan, Overrides, Seeds, Variants, plan_of
 from tasks.ingest import ingest as ingest_data_set
 
 
@@ -11,7 +11,7 @@ def ingest(
     variants: Variants = None,
     seeds: Seeds = None,
     overrides: Overrides = None,
-    plan: PlanValue = None,
+    plan: GivenPlan = None,
 ) -> list[str]:
     """Ingest the data sets of an experiment; return their names."""
     chosen = plan_of(plan, experiment, variants, seeds, overrides)

@@ -29,18 +29,19 @@ Overrides = Annotated[
 ]
 Fresh = Annotated[bool, described("Ignore the cache: make everything again.")]
 Wait = Annotated[bool, described("Wait where another process trains a run; otherwise fail there.")]
-PlanValue = Annotated[dict[str, Any] | None, described("Leave empty: a plan that a command resolved.")]
+# pydantic would rebuild a plan that it knows the class of.
+GivenPlan = Annotated[Any, described("Leave empty: a plan that a command resolved.")]
 
 
 def plan_of(
-    plan: Mapping[str, Any] | None,
+    plan: Plan | None,
     experiment: str,
     variants: list[str] | None,
     seeds: list[int] | None,
     overrides: list[str] | None,
 ) -> Plan:
-    """Return ``plan`` (``Plan.to_json``), or make one of the selection where there is none."""
-    return make_plan(experiment, variants, seeds, overrides or ()) if plan is None else Plan.from_json(plan)
+    """Return ``plan``, or make one of the selection where there is none."""
+    return make_plan(experiment, variants, seeds, overrides or ()) if plan is None else plan
 
 
 def run_name() -> str:
@@ -51,11 +52,11 @@ def run_name() -> str:
 
 def name_of(parameters: Mapping[str, Any]) -> str:
     """Return the name of a flow run with these parameters: ``tiny``, or ``tiny: han, seeds 0, 1``."""
-    plan = parameters.get("plan")
+    plan: Plan | None = parameters.get("plan")
     if plan is None:
         name, chosen = parameters["experiment"], parameters
     else:
-        name, chosen = plan["name"], plan if plan["partial"] else {}
+        name, chosen = plan.name, vars(plan) if plan.partial else {}
     variants, seeds = list(chosen.get("variants") or ()), list(chosen.get("seeds") or ())
     parts = variants if len(variants) <= MOST_NAMES else [f"{len(variants)} variants"]
     if seeds:

@@ -5,7 +5,7 @@ from pathlib import Path
 from flows.definition import project_flow
 from flows.evaluate import evaluate
 from flows.ingest import ingest
-from flows.parameters import Experiment, Fresh, Overrides, PlanValue, Seeds, Variants, Wait, plan_of
+from flows.parameters import Experiment, Fresh, GivenPlan, Overrides, Seeds, Variants, Wait, plan_of
 from flows.train import train
 from reread.planning.resolve import with_data
 from tasks.show import show_results
@@ -19,7 +19,7 @@ def pipeline(
     overrides: Overrides = None,
     fresh: Fresh = False,
     wait: Wait = True,
-    plan: PlanValue = None,
+    plan: GivenPlan = None,
 ) -> str:
     """Ingest, preprocess, train and evaluate an experiment; return the folder of its report.
 
@@ -28,9 +28,9 @@ def pipeline(
     another process trains is waited for, or fails unless ``wait``.
     """
     chosen = plan_of(plan, experiment, variants, seeds, overrides)
-    ingest(plan=chosen.to_json())
-    value = with_data(chosen).to_json()
-    train(plan=value, fresh=fresh, wait=wait)
-    report = evaluate(plan=value)
+    ingest(plan=chosen)
+    chosen = with_data(chosen)
+    train(plan=chosen, fresh=fresh, wait=wait)
+    report = evaluate(plan=chosen)
     show_results(Path(report))
     return report

@@ -1,7 +1,7 @@
 """Flow: prepare the arrays that an experiment's networks read."""
 
 from flows.definition import project_flow
-from flows.parameters import Experiment, Fresh, Overrides, PlanValue, Seeds, Variants, plan_of
+from flows.parameters import Experiment, Fresh, GivenPlan, Overrides, Seeds, Variants, plan_of
 from tasks.preprocess import preprocess as preprocess_data_set
 
 
@@ -12,7 +12,7 @@ def preprocess(
     seeds: Seeds = None,
     overrides: Overrides = None,
     fresh: Fresh = False,
-    plan: PlanValue = None,
+    plan: GivenPlan = None,
 ) -> dict[str, str]:
     """Prepare the arrays of an experiment; return the folder of each by its prepared key."""
     preparations = plan_of(plan, experiment, variants, seeds, overrides).preparations()

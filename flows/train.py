@@ -12,7 +12,7 @@ from prefect.futures import wait as wait_for
 from prefect.task_runners import ThreadPoolTaskRunner
 
 from flows.definition import project_flow
-from flows.parameters import Experiment, Fresh, Overrides, PlanValue, Seeds, Variants, Wait, plan_of
+from flows.parameters import Experiment, Fresh, GivenPlan, Overrides, Seeds, Variants, Wait, plan_of
 from flows.preprocess import preprocess
 from reread.planning.environment import Environment
 from reread.planning.reach import plan_reach, reach_lines
@@ -39,7 +39,7 @@ def train(
     overrides: Overrides = None,
     fresh: Fresh = False,
     wait: Wait = True,
-    plan: PlanValue = None,
+    plan: GivenPlan = None,
 ) -> list[str]:
     """Train the runs of an experiment, or of some variants and seeds; return their folders in runs/.
 
@@ -55,7 +55,7 @@ def train(
     # What a kill left running in Prefect and MLflow is closed first, and what waited in journals is sent.
     close_dead_flow_runs(say)
     settle(chosen.environment.runs, say)
-    prepared = preprocess(plan=chosen.to_json())
+    prepared = preprocess(plan=chosen)
     each = f"{len(chosen.seeds)} {'seed' if len(chosen.seeds) == 1 else 'seeds'}"
     if chosen.folds is not None:
         each = f"{chosen.folds} folds of {each}"

@@ -44,27 +44,26 @@ from tasks.step import step
 Place = tuple[int, int] | None
 
 
-@step(task_run_name="evaluate-{plan[name]}")
-def evaluate(plan: Mapping[str, Any], prepared: Mapping[str, str], so_far: bool = False) -> str:
-    """Evaluate the finished runs of a plan (``Plan.to_json``) and write its report; return the report's folder.
+@step(task_run_name="evaluate-{plan.name}")
+def evaluate(plan: Plan, prepared: Mapping[str, str], so_far: bool = False) -> str:
+    """Evaluate the finished runs of a plan and write its report; return the report's folder.
 
     ``prepared`` maps prepared keys to folders. The report is reports/EXPERIMENT or, of a partial plan,
     reports/EXPERIMENT-part-DIGEST, which leaves the experiment's own report and champions alone. ``evaluate_on:
     validation`` leaves the test split unread. plan.json is in the report. InputError where runs are not trained; with
     ``so_far`` only where none is, and the report says how many seeds there are.
     """
-    chosen = Plan.from_json(plan)
-    experiment, splits = chosen.name, chosen.splits
-    jobs = sorted(chosen.jobs(prepared), key=lambda job: list(chosen.variants).index(job.variant))
+    experiment, splits = plan.name, plan.splits
+    jobs = sorted(plan.jobs(prepared), key=lambda job: list(plan.variants).index(job.variant))
     unfinished = [job for job in jobs if not job.run.finished]
     if unfinished and (not so_far or len(unfinished) == len(jobs)):
         first = unfinished[0]
-        command = "jobs" if chosen.targets_remote_machine else "train"
+        command = "jobs" if plan.targets_remote_machine else "train"
         raise InputError(
             f"{len(unfinished)} of {len(jobs)} runs of '{experiment}' are not trained ({first.name} is the "
             f"first): run `reread {command} --experiment {experiment}`"
         )
-    if chosen.folds is not None:
+    if plan.folds is not None:
         # A repetition counts as a whole.
         halves = {(job.variant, job.seed) for job in unfinished}
         unfinished = [job for job in jobs if (job.variant, job.seed) in halves]
@@ -80,7 +79,7 @@ def evaluate(plan: Mapping[str, Any], prepared: Mapping[str, str], so_far: bool 
             "probabilities that are not published, is left out of the report or made for the other runs alone"
         )
     tracker = Tracker(say)
-    data_sets = _rows_of_data_sets(chosen, prepared)
+    data_sets = _rows_of_data_sets(plan, prepared)
     add_reads(entry for job in jobs for entry in read_ledger(reads_file(job.run_directory)))
     versions = {
         name: version
@@ -90,26 +89,26 @@ def evaluate(plan: Mapping[str, Any], prepared: Mapping[str, str], so_far: bool 
     }
     reading: AbstractContextManager[list[SplitRead]] = nullcontext([])
     if "test" in splits:
-        reading = open_test_split(experiment, chosen.key, versions, chosen.key_parts(), folds=chosen.folds)
+        reading = open_test_split(experiment, plan.key, versions, plan.key_parts(), folds=plan.folds)
     with reading as reads:
-        destination = _report(chosen, jobs, data_sets, reads, tracker)
+        destination = _report(plan, jobs, data_sets, reads, tracker)
     say(f"report: {destination / 'report.html'}")
     return str(destination)
 
 
 def _report(
-    chosen: Plan,
+    plan: Plan,
     jobs: list[Job],
     data_sets: Mapping[str, Mapping[Place, Prepared]],
     reads: list[SplitRead],
     tracker: Tracker,
 ) -> Path:
     """Evaluate the runs of ``jobs`` and the baselines, and write the report; return its folder."""
-    experiment, splits = chosen.name, chosen.splits
+    experiment, splits = plan.name, plan.splits
     run_ids: dict[str, str] = {}
     records = [_evaluate_run(job, splits, tracker, run_ids) for job in jobs]
-    if chosen.folds is not None:
-        records = [*repetitions(sorted(records, key=lambda one: one.job["fold"]), chosen.folds)]
+    if plan.folds is not None:
+        records = [*repetitions(sorted(records, key=lambda one: one.job["fold"]), plan.folds)]
     baselines: dict[str, dict[str, Baseline]] = {}
     repeated = {}
     seeds = {record.seed for record in records}
@@ -119,34 +118,34 @@ def _report(
             if place is not None and place[0] not in seeds:
                 continue
             raw = load_raw_rows(data, [split for split in SPLITS if split == "train" or split in splits])
-            fitted[place] = _baselines(data, raw, chosen.environment.runs / "baselines", asked_metrics(chosen, name))
+            fitted[place] = _baselines(data, raw, plan.environment.runs / "baselines", asked_metrics(plan, name))
             # Equal rows are in one fold.
             if "test" in splits and place is None:
                 repeated[name] = repeated_rows(raw)
         baselines[name] = fitted[None] if None in fitted else _over_folds(fitted, places)
-    destination = chosen.report_directory
+    destination = plan.report_directory
     found = evaluate_experiment(
-        chosen.to_json(),
+        plan.to_json(),
         records,
         baselines,
         destination,
-        command=chosen.command,
-        environment=described({name: jobs[0].machine[name] for name in chosen.machine}, jobs[0].training["threads"]),
+        command=plan.command,
+        environment=described({name: jobs[0].machine[name] for name in plan.machine}, jobs[0].training["threads"]),
         repeated=repeated,
         reads=reads,
-        plan=chosen.key,
+        plan=plan.key,
         links=links(experiment, run_ids),
-        untuned=untuned(chosen, published(chosen)),
-        record=chosen.record(),
-        fixed=fixed(chosen),
+        untuned=untuned(plan, published(plan)),
+        record=plan.record(),
+        fixed=fixed(plan),
     )
-    if not chosen.partial:
-        _track(chosen, found, tracker)
+    if not plan.partial:
+        _track(plan, found, tracker)
         # One that tunes registers no model: its variants are settings to choose from, not candidates to serve.
         # Cross-validation judges settings: none of its networks is the one to serve.
-        if chosen.evaluate_on == "test" and chosen.folds is None:
+        if plan.evaluate_on == "test" and plan.folds is None:
             whole = {name: places[None] for name, places in data_sets.items()}
-            _register(chosen, records, baselines, whole, found["metrics"], tracker)
+            _register(plan, records, baselines, whole, found["metrics"], tracker)
     return destination
 
 
@@ -298,7 +297,7 @@ def main() -> None:
     arguments = parser.parse_args()
     plan = make_plan(arguments.experiment)
     prepared = {key: preprocess.fn(about) for key, about in plan.preparations().items()}
-    evaluate.fn(plan.to_json(), prepared)
+    evaluate.fn(plan, prepared)
 
 
 if __name__ == "__main__":

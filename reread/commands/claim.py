@@ -78,7 +78,7 @@ def command(
         from reread.commands.servers import prefect_session
 
         with progress(as_json=True), prefect_session():
-            claim(str(file), given.seed_list, environment.to_json(), machine, workers, no_cache)
+            claim(str(file), given.seed_list, environment, machine, workers, no_cache)
     elif on_slurm:
         from tasks.claim import run_commands_on_slurm
 

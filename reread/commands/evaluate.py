@@ -41,7 +41,7 @@ def command(
     from reread.commands.servers import prefect_session
 
     with progress(as_json), prefect_session():
-        report = Path(evaluate(experiment, plan=plan.to_json(), so_far=so_far))
+        report = Path(evaluate(experiment, plan=plan, so_far=so_far))
     if as_json:
         print_json(results_of(report))
     else:

@@ -30,6 +30,6 @@ def command(
     from reread.commands.servers import prefect_session
 
     with progress(as_json), prefect_session():
-        folders = preprocess(experiment, plan=plan.to_json(), fresh=no_cache)
+        folders = preprocess(experiment, plan=plan, fresh=no_cache)
     if as_json:
         print_json({"prepared": list(folders.values())})

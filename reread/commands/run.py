@@ -71,7 +71,7 @@ def command(
     from tasks.progress import say
 
     with progress(as_json), prefect_session():
-        report = Path(pipeline(experiment, plan=plan.to_json(), fresh=no_cache, wait=not no_wait))
+        report = Path(pipeline(experiment, plan=plan, fresh=no_cache, wait=not no_wait))
     if as_json:
         print_json(results_of(report))
         return

@@ -38,6 +38,6 @@ def command(
     # Training fetches no data, as `reread run` does: what is missing is refused before a server is started.
     plan.preparations()
     with progress(as_json), prefect_session():
-        runs = train(experiment, plan=plan.to_json(), fresh=no_cache, wait=not no_wait)
+        runs = train(experiment, plan=plan, fresh=no_cache, wait=not no_wait)
     if as_json:
         print_json({"runs": runs})

@@ -119,7 +119,7 @@ def try_networks(
     with prefect_session():
         tuning_plan, metrics = tune(tuning, plans[0], seconds)
         write_experiment(name, tuned(first, tuning_plan, metrics))
-        return Path(pipeline(name, plan=make_plan(name).to_json()))
+        return Path(pipeline(name, plan=make_plan(name)))
 
 
 def metric_words(metric: str) -> str:
@@ -144,7 +144,7 @@ def tune(tuning: dict[str, Any], plan: "Plan", seconds: float) -> tuple["Plan", 
     began: float | None = None
     for number in range(ROUNDS + 1):
         write_experiment(plan.name, tuning)
-        metrics = read_json(Path(pipeline(plan.name, plan=plan.to_json())) / "metrics.json")
+        metrics = read_json(Path(pipeline(plan.name, plan=plan)) / "metrics.json")
         began = began or time.monotonic()
         more = wider(tuning, plan, metrics)
         if not more or number == ROUNDS:

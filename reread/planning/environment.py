@@ -61,11 +61,6 @@ class Environment(BaseSettings):
         """Return the values as JSON, by the fields' names."""
         return self.model_dump(mode="json")
 
-    @classmethod
-    def from_json(cls, values: dict[str, Any]) -> "Environment":
-        """Return the environment of ``to_json``; no variable is read."""
-        return cls.model_construct(**_typed(values))
-
 
 def read_environment() -> Environment:
     """Read the variables; InputError names the first that is wrong."""
@@ -96,8 +91,3 @@ def table() -> list[tuple[str, str, str]]:
         (variable(name), "" if field.default is None else str(field.default), field.description or "")
         for name, field in Environment.model_fields.items()
     ]
-
-
-def _typed(values: dict[str, Any]) -> dict[str, Any]:
-    paths = ("runs", "prepared", "reports", "machine", "mirror", "project")
-    return {name: Path(value) if name in paths and value else value for name, value in values.items()}

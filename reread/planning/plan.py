@@ -138,16 +138,6 @@ class Plan(Design):
         plain: dict[str, Any] = _plain(design)
         return plain
 
-    @classmethod
-    def from_json(cls, value: Mapping[str, Any]) -> "Plan":
-        """Return the plan that ``to_json`` made ``value`` of; no file and no variable is read."""
-        values = {one.name: value[one.name] for one in dataclasses.fields(cls)}
-        for name in ("variants", "bases"):
-            values[name] = {one: Variant(**variant) for one, variant in value[name].items()}
-        for name in ("seeds", "comparisons", "overrides"):
-            values[name] = tuple(values[name])
-        return cls(**{**values, "environment": Environment.from_json(value["environment"])})
-
     def select_data(self, names: Iterable[str]) -> "Plan":
         """Return the plan with the variants alone that read the data sets ``names``."""
         names = list(names)

@@ -28,7 +28,7 @@ def test_a_flow_run_is_named_by_its_experiment_and_selection(parameters, name):
 
 def test_a_plan_that_is_handed_down_names_the_run():
     for plan, name in ((make_plan("tiny"), "tiny"), (make_plan("tiny", ["han"], [1]), "tiny: han, seeds 1")):
-        assert name_of({"experiment": "default", "plan": plan.to_json()}) == name
+        assert name_of({"experiment": "default", "plan": plan}) == name
 
 
 def test_the_parameters_of_a_deployment_are_described_with_the_experiments_to_choose_from():

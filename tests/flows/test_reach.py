@@ -17,7 +17,7 @@ def test_what_can_be_reached_is_printed_before_anything_is_trained(monkeypatch, 
     monkeypatch.setattr(flows.train, "settle", lambda *_: stop())
     plan = make_plan("tiny", ["densenet-relu", "densenet-swish"])
     with pytest.raises(Stop):
-        flows.train.train.fn(plan=plan.to_json())
+        flows.train.train.fn(plan=plan)
     printed = capsys.readouterr().out
     assert "swish: the spread between seeds is not known" in printed
     assert "warning: swish: 2 seeds and 1 comparison can support or refute nothing" in printed

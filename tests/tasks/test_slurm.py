@@ -196,4 +196,4 @@ def test_the_flow_submits_what_the_environment_sends_to_slurm(folder, monkeypatc
     jobs_of([])
     plan = make_plan("tiny", ["densenet-relu", "densenet-swish"], [0])
     with pytest.raises(Stop):
-        flows.train.train.fn(plan=plan.to_json())
+        flows.train.train.fn(plan=plan)

@@ -10,7 +10,6 @@ import yaml
 import models
 from reread import kinds
 from reread.planning.experiment import load_experiment, merged, networks
-from reread.planning.plan import Plan
 from reread.planning.resolve import make_plan
 from reread.planning.schema import parse_yaml
 from reread.planning.validation import read
@@ -352,7 +351,6 @@ def test_a_comparison_may_have_a_margin_of_its_own(tmp_path):
     write(tmp_path, {**EXPERIMENT, "comparisons": [{**group, "equivalence_margin": 0.03, "controls": controls}]})
     plan = make_plan("trial", root=tmp_path)
     assert [Comparison(**one).equivalence_margin for one in plan.comparisons] == [0.03, 0.05]
-    assert Plan.from_json(plan.to_json()) == plan
     assert [one["equivalence_margin"] for one in plan.key_parts()["comparisons"]] == [0.03, 0.05]
     # Where none is named, the comparison has the experiment's, and the plan's key is as it was without the field.
     plain = make_plan("trial", root=write(tmp_path))
@@ -371,7 +369,7 @@ def test_a_comparison_may_have_a_published_figure_in_place_of_a_control(tmp_path
     (found,) = plan.comparisons
     assert (found["name"], found["control"], found["reference"]) == ("reference 0.955", "reference 0.955", 0.955)
     assert found["claim"] == "swish is better than reference 0.955." and networks(found) == ["swish"]
-    assert Comparison(**found).networks == ["swish"] and Plan.from_json(plan.to_json()) == plan
+    assert Comparison(**found).networks == ["swish"]
     assert plan.key_parts()["comparisons"][0]["reference"] == 0.955
     # Another experiment takes it where it has the treatment.
     variants = {"swish": EXPERIMENT["variants"]["swish"]}
@@ -466,7 +464,7 @@ def test_what_few_experiments_have_is_in_no_other_s_record_or_key(tmp_path):
     plan = make_plan("trial", root=tmp_path)
     assert not {"metric", "withhold_untuned"} & {*plain.record(), *plain.key_parts()["rule"]}
     assert plan.record()["metric"] == "macro_f1" and plan.record()["withhold_untuned"] is True
-    assert plan.key != plain.key and Plan.from_json(plan.to_json()) == plan
+    assert plan.key != plain.key
 
 
 def test_a_grid_reaches_settings_within_settings(tmp_path):
@@ -638,7 +636,6 @@ def test_folds_are_in_the_key_and_the_arrays_of_each_seed_have_their_own(tmp_pat
     # Variants of the same preparation share the arrays of a fold: two seeds of five folds.
     assert len(usual.preparations()) == 1 and len(plan.preparations()) == 2 * 5
     assert {one["settings"]["fold"]["number"] for one in plan.preparations().values()} == {1, 2, 3, 4, 5}
-    assert Plan.from_json(json.loads(json.dumps(plan.to_json()))) == plan
 
 
 @pytest.mark.parametrize(

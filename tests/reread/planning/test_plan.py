@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 
 from reread.planning.environment import Environment, read_environment, table, variable
-from reread.planning.plan import Plan
 from reread.planning.resolve import make_plan, with_data
 from reread.storage.errors import InputError
 from tests.reread.planning.test_experiment import EXPERIMENT, PARAMETERS, VECTORS, write
@@ -14,11 +13,11 @@ from tests.reread.planning.test_experiment import EXPERIMENT, PARAMETERS, VECTOR
 PROJECT = Path(__file__).resolve().parents[3]
 
 
-def test_a_plan_comes_back_from_json_as_it_was(tmp_path):
+def test_a_plan_is_written_as_json_and_does_not_change(tmp_path):
     plan = make_plan("trial", root=write(tmp_path))
-    again = Plan.from_json(json.loads(json.dumps(plan.to_json())))
-    assert again == plan and again.key == plan.key
-    assert again.environment.runs == Path("runs") and again.variants["relu"].training["threads"] == 1
+    value = json.loads(json.dumps(plan.to_json()))
+    assert value == plan.to_json() and value["environment"]["runs"] == "runs"
+    assert value["variants"]["relu"]["training"]["threads"] == 1
     with pytest.raises(AttributeError):
         plan.alpha = 0.1
 
@@ -172,7 +171,6 @@ def test_the_environment_is_read_once_and_wrong_variables_are_named(tmp_path, mo
     plan = make_plan("trial", root=write(tmp_path))
     monkeypatch.setenv("REREAD_RUNS", "elsewhere")
     assert (plan.environment.runs, plan.environment.workers) == (tmp_path / "there", 3)
-    assert Plan.from_json(plan.to_json()).environment == plan.environment
     for name, value in (("REREAD_WORKERS", "0"), ("REREAD_RUNS_PER_GPU", "x"), ("REREAD_PREPROCESSING", "two")):
         with monkeypatch.context() as context:
             context.setenv(name, value)

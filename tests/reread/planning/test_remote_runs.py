@@ -20,13 +20,13 @@ from tasks.train import train
 
 plan, more = make_plan("away"), make_plan("away", ["han"], [7])
 prepared = {key: about["directory"] for key, about in plan.preparations().items()}
-both = make_plan("away", seeds=[0, 7]).to_json()
+both = make_plan("away", seeds=[0, 7])
 for attempt in (lambda: train.fn(more.jobs()[0]), lambda: evaluate.fn(both, prepared)):
     try:
         attempt()
     except InputError as error:
         print("refused:", error)
-evaluate.fn(plan.to_json(), prepared)
+evaluate.fn(plan, prepared)
 client = open_tracking().client
 experiment = client.get_experiment_by_name("away").experiment_id
 print(json.dumps({
