@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from reread.evaluation.run import find_evaluation
-from reread.evaluation.summary import best_variant, over_seeds
+from reread.evaluation.summary import over_seeds
+from reread.evaluation.trials import best_variant
 from reread.goals import goal, higher_is_better
 from reread.storage.errors import InputError, command, refuse_unknown
 from reread.storage.files import read_json, read_object

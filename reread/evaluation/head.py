@@ -4,7 +4,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from reread.evaluation.page import number, seconds
-from reread.evaluation.summary import at_an_end, champion_of
+from reread.evaluation.summary import champion_of
+from reread.evaluation.trials import at_an_end
 from reread.goals import metric_words
 
 

@@ -23,7 +23,8 @@ from reread.evaluation.items import item_spread
 from reread.evaluation.page import VEGA, WORDS, render
 from reread.evaluation.records import RunRecord, write_evidence
 from reread.evaluation.repeated_baseline import seeds_of
-from reread.evaluation.summary import at_an_end, champion_of, so_far, summarise
+from reread.evaluation.summary import champion_of, so_far, summarise
+from reread.evaluation.trials import at_an_end
 from reread.goals import goal, higher_is_better, metric_title, metric_value, metric_words
 from reread.storage.digests import digested_directory
 from reread.storage.errors import InputError, refuse_unknown

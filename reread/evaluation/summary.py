@@ -4,7 +4,6 @@ The champion of a data set is the variant with the best mean score on the valida
 its best there. Neither reads the test split.
 """
 
-import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -15,12 +14,11 @@ from reread.evaluation.baselines import Baseline
 from reread.evaluation.folds import Repetition
 from reread.evaluation.records import RunRecord
 from reread.evaluation.repeated_baseline import RepeatedBaseline
+from reread.evaluation.trials import best_variant, tuned
 from reread.goals import bounds, goal
 from reread.verdicts.statistics import mean_interval, rounded
 
 HIGH_RATE = 0.25
-# "learning_rate=0.01" of "han/learning_rate=0.01,cell=gru".
-NUMBER_OF_A_TRIAL = re.compile(r"(?<=[/,])([\w.]+)=([-+\d.e]*\d)(?=,|$)")
 
 
 def summarise(
@@ -226,28 +224,6 @@ def champion_of(data: str, metrics: Mapping[str, Any]) -> tuple[str, float | Non
     return name, mean
 
 
-def tuned(trials: Mapping[str, Sequence[str]], variants: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
-    """Return for each variant of the grid its best trial on validation, and the mean score of every trial."""
-    found = {}
-    for name, names in trials.items():
-        scores = {one: variants[one]["validation"][variants[one]["score"]]["mean"] for one in names if one in variants}
-        if scores:
-            found[name] = {"chosen": best_variant(list(scores), variants), "trials": scores}
-    return found
-
-
-def at_an_end(choice: Mapping[str, Any]) -> list[str]:
-    """Return which numbers of the chosen trial of ``tuned`` are the lowest or the highest that were tried, of at least
-    three: "highest learning_rate"."""
-    tried = {name: dict(NUMBER_OF_A_TRIAL.findall(name)) for name in choice["trials"]}
-    found = []
-    for setting, value in tried[choice["chosen"]].items():
-        values = sorted({float(one[setting]) for one in tried.values() if setting in one})
-        if len(values) > 2 and float(value) in (values[0], values[-1]):
-            found.append(f"{'lowest' if float(value) == values[0] else 'highest'} {setting}")
-    return found
-
-
 def without_repeated(
     records: Sequence[RunRecord],
     baselines: Mapping[str, Mapping[str, Baseline]],
@@ -282,13 +258,3 @@ def without_repeated(
             },
         }
     return found
-
-
-def best_variant(names: Sequence[str], variants: Mapping[str, Mapping[str, Any]]) -> str:
-    """Return the name with the best mean validation score; ties: fewer parameters, then the name."""
-
-    def rank(name: str) -> tuple[float, int, str]:
-        mean = variants[name]["validation"][variants[name]["score"]]["mean"]
-        return (np.inf if mean is None else -mean, variants[name]["parameters"], name)
-
-    return min(names, key=rank)

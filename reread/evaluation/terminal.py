@@ -10,7 +10,8 @@ from rich.text import Text
 
 from reread.evaluation.head import recommendations
 from reread.evaluation.page import half_width, number
-from reread.evaluation.summary import at_an_end, champion_of
+from reread.evaluation.summary import champion_of
+from reread.evaluation.trials import at_an_end
 from reread.evaluation.verdict_table import claims_table, verdict_text
 from reread.goals import goal, higher_is_better, metric_title, metric_words
 

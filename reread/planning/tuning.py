@@ -9,7 +9,7 @@ from typing import Any
 
 import yaml
 
-from reread.evaluation.summary import tuned
+from reread.evaluation.trials import tuned
 from reread.planning.experiment import EXPERIMENTS, SECTIONS, merged
 from reread.planning.plan import PLAN, Plan, Variant
 from reread.planning.resolve import make_plan

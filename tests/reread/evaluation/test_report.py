@@ -20,9 +20,10 @@ from reread.evaluation.head import recommendations, warnings_of
 from reread.evaluation.items import item_spread
 from reread.evaluation.page import MINUS, TEMPLATES, WORDS
 from reread.evaluation.report import evaluate_experiment, judge_experiment
-from reread.evaluation.summary import at_an_end, champion_of
+from reread.evaluation.summary import champion_of
 from reread.evaluation.tables import differences
 from reread.evaluation.terminal import terminal_table
+from reread.evaluation.trials import at_an_end
 from reread.evaluation.verdict_table import STYLES
 from reread.goals import goal
 from reread.storage import files
