@@ -62,12 +62,12 @@ def command(
     from tasks.preprocess import preprocess
 
     jobs = plan.unfinished({key: preprocess.fn(about) for key, about in plan.preparations().items()})
-    found: dict[str, list[tuple[Job, RunFolder]]] = {}
+    adoptable: dict[str, list[tuple[Job, RunFolder]]] = {}
     for job in jobs:
         if old := old_run(job, runs):
-            found.setdefault(job.variant, []).append((job, old))
+            adoptable.setdefault(job.variant, []).append((job, old))
     different = 0
-    for variant, pairs in found.items():
+    for variant, pairs in adoptable.items():
         require_agreement(variant, [old for _, old in pairs])
         equal = evidence(pairs, epochs, proof, checkout, plan.environment.runs, plan.targets_remote_machine)
         if equal is None:

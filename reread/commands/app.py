@@ -20,8 +20,8 @@ class Subcommands(TyperGroup):
     """The subcommands by name and first line of help; the one that is called is replaced by its own file's command."""
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:  # of Typer's own copy of Click
-        name, found, rest = super().resolve_command(ctx, args)
-        if not found or not name:
+        name, resolved, rest = super().resolve_command(ctx, args)
+        if not resolved or not name:
             return name, None, rest
         name, rest = file_of(name, rest)
         return spoken(name), load(name), rest

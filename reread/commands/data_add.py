@@ -113,21 +113,21 @@ def command(
     columns = {"content": text or (), "labels": label or (), "group": group, "identity": identity, "task": task}
     dialect = Dialect(delimiter, encoding, quote, header)
     with progress(as_json):
-        name, table, found = add(
+        name, table, guesses = add(
             path, name, columns, split, dialect, size, colours, source, licence, dry_run=dry_run, say=print
         )
     card = card_of(name)
     if dry_run:
         if as_json:
-            print_json({**asdict(table.columns), **found.to_json()})
+            print_json({**asdict(table.columns), **guesses.to_json()})
             return
-        print_preview(found)
+        print_preview(guesses)
         print("Nothing was written: without --dry-run the data set is added")
         return
     if as_json:
-        print_json({"name": name, "card": str(card), **found.to_json()})
+        print_json({"name": name, "card": str(card), **guesses.to_json()})
         return
-    print(f"{name}: {sizes(found)}")
+    print(f"{name}: {sizes(guesses)}")
     print(f"Card: {card}\nNext: reread try {name}\n      dvc add data, and commit data.dvc and data.manifest.json")
 
 

@@ -20,11 +20,11 @@ DIGITS = 12
 
 
 def command(as_json: AsJson = False) -> None:
-    found = data_sets()
+    listed = data_sets()
     if as_json:
-        print_json(found)
+        print_json(listed)
         return
-    if not found:
+    if not listed:
         print("no data sets: `reread data` makes those of an experiment, `reread data add` adds your own")
         return
     table = Table(box=None, padding=(0, 3, 0, 0))
@@ -34,11 +34,11 @@ def command(as_json: AsJson = False) -> None:
         table.add_column(title, justify="right", no_wrap=True)
     for title in ("version", "made of", "files"):
         table.add_column(title, no_wrap=True)
-    for one in found:
-        counts = (*one["splits"].values(), len(one["classes"]))
+    for data_set in listed:
+        counts = (*data_set["splits"].values(), len(data_set["classes"]))
         table.add_row(
-            Text(one["name"]), one["kind"], one["task"], *(f"{count:,}" for count in counts),
-            one["version"][:DIGITS], one["made_of"], one["files"],
+            Text(data_set["name"]), data_set["kind"], data_set["task"], *(f"{count:,}" for count in counts),
+            data_set["version"][:DIGITS], data_set["made_of"], data_set["files"],
         )  # fmt: skip
     print_table(table)
 

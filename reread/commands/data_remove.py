@@ -49,8 +49,8 @@ def command(
 
     read_manifest()
     entry: DataSetEntry = removable(name)
-    found = uses(name)
-    lines = [f"{what}: {len(names)} ({listed(names)})" for what, names in found.items() if names]
+    users = uses(name)
+    lines = [f"{what}: {len(names)} ({listed(names)})" for what, names in users.items() if names]
     if not yes and not sys.stdin.isatty():
         used = f"; it is used: {', '.join(lines)}" if lines else ""
         raise InputError(f"--yes is missing: without a terminal to ask at, '{name}' is not removed{used}")
@@ -65,8 +65,9 @@ def command(
     with alone(name):
         remove_data_set(name)
     print(f"removed '{name}'; what used it is kept")
-    if experiments := found["experiments"]:
-        print(f"Next: remove {listed([f'experiments/{one}.yaml' for one in experiments])}, which cannot run without it")
+    if experiments := users["experiments"]:
+        files = listed([f"experiments/{experiment}.yaml" for experiment in experiments])
+        print(f"Next: remove {files}, which cannot run without it")
     print("Next: dvc add data, and commit data.dvc and data.manifest.json")
 
 
@@ -98,21 +99,21 @@ def uses(name: str) -> Mapping[str, list[str]]:
     def experiment_data(name: str) -> Collection[str]:
         return load_experiment(name).data_sets
 
-    found: dict[str, list[str]] = {"runs": [], "reports": [], "experiments": [], "unreadable files": []}
+    users: dict[str, list[str]] = {"runs": [], "reports": [], "experiments": [], "unreadable files": []}
 
     def look(part: str, shown: str, file: Path, data: Callable[[], Collection[str]]) -> None:
         try:
             if name in data():
-                found[part].append(shown)
+                users[part].append(shown)
         except InputError:
-            found["unreadable files"].append(str(file))
+            users["unreadable files"].append(str(file))
 
     for run in all_runs():
         look("runs", run.key, run.directory / JOB, partial(job_data, run))
     for root in (read_environment().reports, RESULTS):
         for path in sorted(Path(root).glob(f"[!.]*/{PLAN}")):
             look("reports", str(path.parent), path, partial(plan_data, path))
-    for one in experiments():
-        file = EXPERIMENTS / f"{one}.yaml"
-        look("experiments", one, file, partial(experiment_data, one))
-    return found
+    for experiment in experiments():
+        file = EXPERIMENTS / f"{experiment}.yaml"
+        look("experiments", experiment, file, partial(experiment_data, experiment))
+    return users

@@ -93,12 +93,12 @@ def restore(settings: ServiceSettings, database: str, file: Path, counts: dict[s
         "--dbname", database, str(file),
     )  # fmt: skip
     with connection(settings, database) as connected:
-        found = count_rows(connected)
-    differ = [name for name in sorted({*counts, *found}) if counts.get(name) != found.get(name)]
+        restored = count_rows(connected)
+    differ = [name for name in sorted({*counts, *restored}) if counts.get(name) != restored.get(name)]
     if differ:
         name = differ[0]
         raise InputError(
-            f"{database} is not what {file} was made of: table {name} has {found.get(name, 0)} rows, and "
+            f"{database} is not what {file} was made of: table {name} has {restored.get(name, 0)} rows, and "
             f"{counts.get(name, 0)} were saved"
         )
 

@@ -95,9 +95,14 @@ def packages(site: list[str] | None = None) -> Check:
     if not LOCK_FILE.is_file():
         return Check("packages", MISSING, f"{LOCK_FILE} is missing", f"git checkout {LOCK_FILE}")
     wanted = dict(re.findall(r"^([A-Za-z0-9._-]+)==([^\s;\\]+)", LOCK_FILE.read_text(encoding="utf-8"), re.MULTILINE))
-    found = {_plain(one.metadata["Name"]): one.version for one in distributions(path=site or sys.path)}
+    installed = {
+        _plain(distribution.metadata["Name"]): distribution.version
+        for distribution in distributions(path=site or sys.path)
+    }
     wrong = [
-        f"{name} {found.get(_plain(name), 'missing')}" for name in wanted if found.get(_plain(name)) != wanted[name]
+        f"{name} {installed.get(_plain(name), 'missing')}"
+        for name in wanted
+        if installed.get(_plain(name)) != wanted[name]
     ]
     if wrong:
         named = f"{', '.join(wrong[:3])}{f' and {len(wrong) - 3} more' if len(wrong) > 3 else ''}"
@@ -140,25 +145,25 @@ def accelerator() -> Iterator[Check]:
 
 def browser() -> Check:
     """Chromium and its driver, of one version: tests drive MLflow's pages with them."""
-    found = {name: _version(name) for name in ("chromium", "chromedriver")}
-    if all(found.values()) and len({version.split(".")[0] for version in found.values()}) == 1:
-        return Check("Chromium", OK, found["chromium"])
-    names = ", ".join(f"{name} {version or 'missing'}" for name, version in found.items())
+    versions = {name: _version(name) for name in ("chromium", "chromedriver")}
+    if all(versions.values()) and len({version.split(".")[0] for version in versions.values()}) == 1:
+        return Check("Chromium", OK, versions["chromium"])
+    names = ", ".join(f"{name} {version or 'missing'}" for name, version in versions.items())
     fix = "apt-get install chromium chromium-driver"
     return Check("Chromium", OPTIONAL, f"{names}: tests of pages are skipped", fix)
 
 
 def dvc_remote() -> Check:
     """Check whether DVC has a remote for data/, and whether it verifies fetched files."""
-    found = remotes()
-    unsafe = [name for name, verified in found.items() if not verified]
-    if not found:
+    known = remotes()
+    unsafe = [name for name, verified in known.items() if not verified]
+    if not known:
         fix = ".venv/bin/dvc remote add --default storage URL && .venv/bin/dvc remote modify storage verify true"
         return Check("DVC remote", OPTIONAL, "none: data/ is built on each machine", fix)
     if unsafe:
         fix = f".venv/bin/dvc remote modify {unsafe[0]} verify true"
         return Check("DVC remote", OPTIONAL, f"{unsafe[0]}: what is fetched from it is not verified", fix)
-    return Check("DVC remote", OK, ", ".join(found))
+    return Check("DVC remote", OK, ", ".join(known))
 
 
 def data(thorough: bool) -> Iterator[Check]:
@@ -205,12 +210,12 @@ def machine() -> Iterator[Check]:
     if limit.is_file() and limit.read_text().strip().isdigit():
         total = min(total, int(limit.read_text()))
     cores = len(psutil.Process().cpu_affinity()) if hasattr(psutil.Process, "cpu_affinity") else os.cpu_count() or 1
-    for name, found, few, wanted in (
+    for name, amount, few, wanted in (
         ("memory", f"{total / GIBIBYTE:.1f} GiB", total < 3.5 * GIBIBYTE, "4 GiB"),
         ("cores", str(cores), cores < 2, "2"),
     ):
-        less = (OPTIONAL, f"{found}, two runs at a time want {wanted}", "REREAD_WORKERS=1 reread run")
-        yield Check(name, *(less if few else (OK, found)))
+        less = (OPTIONAL, f"{amount}, two runs at a time want {wanted}", "REREAD_WORKERS=1 reread run")
+        yield Check(name, *(less if few else (OK, amount)))
 
 
 def _version(program: str) -> str:
@@ -218,8 +223,8 @@ def _version(program: str) -> str:
     if not shutil.which(program):
         return ""
     done = subprocess.run([program, "--version"], capture_output=True, text=True, timeout=60)
-    found = re.search(r"(?:release )?(\d+(?:\.\d+)+)", done.stdout)
-    return found.group(1) if done.returncode == 0 and found else ""
+    match = re.search(r"(?:release )?(\d+(?:\.\d+)+)", done.stdout)
+    return match.group(1) if done.returncode == 0 and match else ""
 
 
 def _plain(name: str) -> str:

@@ -52,14 +52,14 @@ def command(
     from tasks.preprocess import preprocess
 
     plans = {"": plan} if tuned_by is None else dict(plans_of_trials(plan, tuned_by))
-    preparations = {key: about for one in plans.values() for key, about in one.preparations().items()}
+    preparations = {key: about for each in plans.values() for key, about in each.preparations().items()}
     # Only the paths go to stdout, for `python -m reread.training $(...)`.
     with progress(as_json=True):
         prepared = {key: preprocess.fn(about) for key, about in preparations.items()}
     jobs: dict[Path, dict[str, Any]] = {}
-    for trial, one in plans.items():
+    for trial, of_trial in plans.items():
         # Of trials finished runs are listed too: which jobs are needed is known after the choice.
-        for job in one.jobs(prepared) if trial else one.unfinished(prepared):
+        for job in of_trial.jobs(prepared) if trial else of_trial.unfinished(prepared):
             jobs[job.file] = {**job.to_json(), **({"trial": trial} if trial else {})}
     source = checkout()
     for path, content in jobs.items():
@@ -86,7 +86,9 @@ def plans_of_trials(plan: "Plan", tuning: str) -> "Iterator[tuple[str, Plan]]":
     if missing := [name for name in plan.variants if name not in known]:
         raise InputError(f"--tuned-by {tuning}: it has no trials of '{missing[0]}': name the tuning of '{plan.name}'")
     for name, trials in known.items():
-        for trial, settings in differing({one: vars(tried.variants[one]) for one in trials}).items():
+        for trial, settings in differing(
+            {trial_name: vars(tried.variants[trial_name]) for trial_name in trials}
+        ).items():
             chosen = [f"{address}={flow(value)}" for address, value in settings.items()]
             overrides = [*plan.overrides, *chosen]
             yield trial, make_plan(plan.name, [name], plan.seeds, overrides, environment=plan.environment)

@@ -133,8 +133,8 @@ def print_json(value: Any) -> None:
 def results_of(report: Path) -> dict[str, Any]:
     """Return what a report's folder has for a program: its path, its metrics, verdicts and warnings."""
     judged = read_json(report / "verdicts.json")
-    found = {"verdicts": judged["verdicts"], "warnings": judged.get("warnings", [])}
-    return {"report": str(report), "metrics": read_json(report / "metrics.json"), **found}
+    content = {"verdicts": judged["verdicts"], "warnings": judged.get("warnings", [])}
+    return {"report": str(report), "metrics": read_json(report / "metrics.json"), **content}
 
 
 def print_results(report: Path) -> None:

@@ -18,8 +18,8 @@ def problem(venv: str = ".venv") -> "tuple[str, str] | None":
     if os.path.isfile(settings):
         with open(settings) as file:
             text = file.read()
-        found = re.search(r"^version(?:_info)? *= *(\d+)\.(\d+)", text, re.MULTILINE)
-        version = (int(found.group(1)), int(found.group(2))) if found else version
+        match = re.search(r"^version(?:_info)? *= *(\d+)\.(\d+)", text, re.MULTILINE)
+        version = (int(match.group(1)), int(match.group(2))) if match else version
         command = re.search("^command *= *(.+)", text, re.MULTILINE)
     if version < OLDEST:
         removed = f"rm -rf {venv}; " if made else ""
@@ -40,7 +40,7 @@ def problem(venv: str = ".venv") -> "tuple[str, str] | None":
 
 
 if __name__ == "__main__":
-    found = problem()
-    if found:
-        print("missing   {}\n          -> {}".format(*found))
+    fault = problem()
+    if fault:
+        print("missing   {}\n          -> {}".format(*fault))
         sys.exit(1)

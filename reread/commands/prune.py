@@ -130,7 +130,7 @@ def find(warn: Callable[[str], None] = lambda line: None) -> list[Item]:
             if checkpoints.is_dir():
                 items.append(Item("checkpoint", checkpoints, "the run is finished", _size(checkpoints), lock))
     used = {Path(run.job["prepared"]).name for run in kept if "prepared" in run.job}
-    used |= {one["prepared_key"] for variants in wanted.values() for one in variants.values()}
+    used |= {parts["prepared_key"] for variants in wanted.values() for parts in variants.values()}
     for folder in [] if unreadable else sorted(prepared_root.glob(f"*/{DESCRIPTION}")):
         if not folder.parent.name.startswith(".") and folder.parent.name not in used:
             size, lock = _size(folder.parent), run_lock(folder.parent)
@@ -164,7 +164,7 @@ def _why_stale(run: RunFolder, wanted: dict[str, dict[str, dict[str, Any]]]) -> 
     """
     if not run.job.keys() >= OF_EXPERIMENTS or not set(run.job["key_parts"]) >= SHARED_PARTS:
         return None
-    changes = [(_changes(run.job, one), name) for name, variants in wanted.items() for one in variants.values()]
+    changes = [(_changes(run.job, parts), name) for name, variants in wanted.items() for parts in variants.values()]
     own = [
         _changes(run.job, variants[run.job["variant"]])
         for variants in wanted.values()
@@ -195,7 +195,7 @@ def _changes(job: dict[str, Any], today: dict[str, Any]) -> str:
     return f"{', '.join(parts)} changed" if parts else ""
 
 
-def _leftovers(found: set[Path]) -> Iterator[Item]:
+def _leftovers(files: set[Path]) -> Iterator[Item]:
     """Hidden files and folders that have not been touched for an hour; reproductions that were kept."""
     environment = read_environment()
     hidden: dict[Path, Path | None] = {}
@@ -205,7 +205,7 @@ def _leftovers(found: set[Path]) -> Iterator[Item]:
     hidden |= dict.fromkeys(environment.reports.glob(".*"))
     hidden |= dict.fromkeys(Path().glob(".mlflow.db.*"), LOCKS / "mlflow.lock")
     for run in all_runs():
-        if run.directory not in found:
+        if run.directory not in files:
             inside = (*run.directory.glob(".*.*"), *run.directory.glob(f"{CHECKPOINTS}/.*"))
             hidden |= dict.fromkeys(inside, run_lock(run.directory))
     reproduced = {path: run_lock(path) for path in (environment.runs / REPRODUCED).glob("[!.]*")}
@@ -230,12 +230,12 @@ def _files(path: Path) -> Iterator[Path]:
 
 def _size(path: Path) -> int:
     """Bytes of a file, or of all files in a folder."""
-    return sum(one.lstat().st_size for one in _files(path) if not one.is_dir())
+    return sum(file.lstat().st_size for file in _files(path) if not file.is_dir())
 
 
 def _touched(path: Path) -> float:
     """When anything in it was last changed, in seconds since 1970."""
-    return max(one.lstat().st_mtime for one in _files(path))
+    return max(file.lstat().st_mtime for file in _files(path))
 
 
 def table(items: list[Item]) -> Table:

@@ -108,7 +108,7 @@ def command(
 
 def keep_bytes(before: Path, folder: Path) -> None:
     """Keep the compressed files of ``before`` where they hold the same: other libraries compress to other bytes."""
-    if not all((one / name).is_file() for one in (before, folder) for name in EVIDENCE):
+    if not all((results / name).is_file() for results in (before, folder) for name in EVIDENCE):
         return
     if read_files(before / FILES) == read_files(folder / FILES):
         shutil.copy2(before / FILES, folder / FILES)
@@ -130,7 +130,7 @@ def summary(
     """
     scores: dict[str, dict[str, float | None]] = {}
     tuned = metrics.get("tuned", {})
-    shown = {one["chosen"] if trial is None else f"{name}/{trial}": name for name, one in tuned.items()}
+    shown = {choice["chosen"] if trial is None else f"{name}/{trial}": name for name, choice in tuned.items()}
     for variant, about in metrics["variants"].items():
         name = shown.get(variant, "") if shown else variant
         if not name:
@@ -143,7 +143,7 @@ def summary(
     }
     return {
         **scores,
-        "verdict": {one["name"]: one["verdict"] for one in verdicts},
+        "verdict": {verdict["name"]: verdict["verdict"] for verdict in verdicts},
         "machine": " and ".join(sorted(machines)),
     }
 

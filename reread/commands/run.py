@@ -94,7 +94,7 @@ def print_plan(plan: "Plan", as_json: bool) -> None:
     except InputError as error:
         reaches, missing = [], f"which verdicts can be reached is not known: {error}"
     if as_json:
-        reach = None if missing else [asdict(one) for one in reaches]
+        reach = None if missing else [asdict(each) for each in reaches]
         print_json({"plan": plan.record(), "runs": runs, "reach": reach})
         return
     table = Table(title=plan.title, title_justify="left")

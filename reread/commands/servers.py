@@ -193,7 +193,11 @@ def deploy(variables: dict[str, str]) -> None:
     api = variables["PREFECT_API_URL"]
     pool = WorkPoolCreate(name=POOL, type="process", base_job_template=ProcessWorker.get_default_base_job_template())
     with client_settings(variables), get_client(sync_client=True) as client:
-        active = {one.id for one in client.read_deployments() if any(schedule.active for schedule in one.schedules)}
+        active = {
+            deployment.id
+            for deployment in client.read_deployments()
+            if any(schedule.active for schedule in deployment.schedules)
+        }
         try:
             client.create_work_pool(pool)
         except ObjectAlreadyExists:

@@ -71,7 +71,7 @@ def command(
 ) -> None:
     if name is None:
         listed = {study: summary(study) for study in REGISTRY.available()}
-        print_json(listed) if as_json else print(*(f"{one:<12} {line}" for one, line in listed.items()), sep="\n")
+        print_json(listed) if as_json else print(*(f"{name:<12} {line}" for name, line in listed.items()), sep="\n")
         return
     module = REGISTRY.module(name)
     settings = settings_of(module, option or [], debug)
@@ -115,10 +115,10 @@ def settings_of(module: ModuleType, options: list[str], debug: bool) -> Any:
     """Return the study's settings with ``options``, NAME=VALUE each, over its defaults or those of ``debug``."""
     base = module.DEBUG if debug else module.Settings()
     values = {}
-    for one in options:
-        setting, equals, value = one.partition("=")
+    for option in options:
+        setting, equals, value = option.partition("=")
         if not equals:
-            raise InputError(f"--option '{one}' is not NAME=VALUE: write for example documents=200")
+            raise InputError(f"--option '{option}' is not NAME=VALUE: write for example documents=200")
         values[setting.strip()] = parse_yaml(value)
     return read(type(base), {**vars(base), **values}, "--option")
 
@@ -149,5 +149,5 @@ def source_of(
     if runs:
         if chosen:
             raise InputError(f"RUN and {chosen[0]} exclude each other: give one of them")
-        return trained_networks([find_run(one) for one in runs])
+        return trained_networks([find_run(key) for key in runs])
     return networks_of_variant(plan_of(experiment or module.EXPERIMENT, [variant or module.VARIANT], seeds, overrides))

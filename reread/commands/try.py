@@ -156,7 +156,7 @@ def tune(tuning: dict[str, Any], plan: "Plan", seconds: float) -> tuple["Plan", 
         for job in jobs:
             needed[job.variant.partition("/")[0]] += RUN_SECONDS / workers + about.evaluation / len(jobs)
         fitting = {}
-        for variant in sorted(more, key=lambda one: -best_score(metrics, one)):
+        for variant in sorted(more, key=lambda name: -best_score(metrics, name)):
             if needed.get(variant, 0.0) <= left:  # nothing is needed where an earlier `try` has finished them
                 left -= needed.get(variant, 0.0)
                 fitting[variant] = more[variant]
@@ -166,9 +166,8 @@ def tune(tuning: dict[str, Any], plan: "Plan", seconds: float) -> tuple["Plan", 
             break
         tuning = widened(tuning, fitting)
         plan = make_plan(plan.name, content=tuning)
-        print(
-            f"tuning goes on with {', '.join(fitting)}: {duration(sum(needed.get(one, 0.0) for one in fitting))} about"
-        )
+        about_seconds = sum(needed.get(name, 0.0) for name in fitting)
+        print(f"tuning goes on with {', '.join(fitting)}: {duration(about_seconds)} about")
     return plan, metrics
 
 
@@ -201,8 +200,8 @@ def print_estimate(tuning: "Plan", final: "Plan", minutes: int | None, dry_run: 
         to_tune, to_compare = tuning.unfinished(prepared), final.unfinished(prepared)
         jobs, workers = [*to_tune, *to_compare], final.environment.workers
         every = [*tuning.jobs(prepared), *final.jobs(prepared)]
-        found = estimate(jobs, workers)
-        first = estimate(every, workers) if len(every) > len(jobs) else found
+        estimated = estimate(jobs, workers)
+        first = estimate(every, workers) if len(every) > len(jobs) else estimated
         baselines = baseline_seconds(Path(next(iter(prepared.values())))) if jobs else 0.0
 
     def whole(about: "Estimate", runs: int) -> float:
@@ -210,19 +209,19 @@ def print_estimate(tuning: "Plan", final: "Plan", minutes: int | None, dry_run: 
         rest = (RUN_SECONDS * runs / workers + WHOLE_SECONDS + 2 * baselines) / about.share
         return sum(about.training.values()) + about.evaluation + rest
 
-    seconds = whole(found, len(jobs))
+    seconds = whole(estimated, len(jobs))
     further = whole(first, len(every)) if minutes is None else 60.0 * minutes
-    parts = ", ".join(f"{variant} {duration(seconds)}" for variant, seconds in found.training.items())
+    parts = ", ".join(f"{variant} {duration(seconds)}" for variant, seconds in estimated.training.items())
     print(
         f"{len(jobs)} runs ({len(to_tune)} to tune, {len(to_compare)} of {len(final.seeds)} seeds): about "
         f"{duration(seconds)} on this machine as it is now, less where runs end early; training: {parts or 'none'}; "
-        f"evaluation {duration(found.evaluation)}, baselines {duration(2 * baselines)}"
+        f"evaluation {duration(estimated.evaluation)}, baselines {duration(2 * baselines)}"
     )
     cores = len(os.sched_getaffinity(0))
     if (average := load(cores)) is not None:
         print(f"warning: the load average is {average:.1f} on {cores} cores: other work makes this and the runs slower")
-    if found.share < SHARE_NAMED:
-        print(f"other work takes {1 - found.share:.0%} of what a run could have")
+    if estimated.share < SHARE_NAMED:
+        print(f"other work takes {1 - estimated.share:.0%} of what a run could have")
     if further:
         print(f"then about {duration(further)} more at most, where a choice is at the edge of what was tried")
     if seconds > LONG_SECONDS:

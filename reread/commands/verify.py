@@ -59,13 +59,13 @@ def command(
     as_json: AsJson = False,
 ) -> None:
     first, *files = folders
-    found = {str(first): of_document(first, files)} if first.suffix == ".json" else of_folders(folders, write)
+    results = {str(first): of_document(first, files)} if first.suffix == ".json" else of_folders(folders, write)
     if as_json:
-        print_json(found)
+        print_json(results)
     else:
-        for name, one in found.items():
-            print(said(name, one))
-    if not write and any(one["differences"] for one in found.values()):
+        for name, result in results.items():
+            print(said(name, result))
+    if not write and any(result["differences"] for result in results.values()):
         raise typer.Exit(DIFFERS)
 
 
@@ -78,10 +78,10 @@ def of_folders(folders: Sequence[Path], write: bool = False) -> dict[str, dict[s
     for folder in folders:
         if not folder.exists():
             raise InputError(f"there is no folder {folder}: give one of results/, such as results/default")
-    judged = [one for one in folders if (one / VERDICTS).is_file() or (one / STUDY).is_file()]
+    judged = [folder for folder in folders if (folder / VERDICTS).is_file() or (folder / STUDY).is_file()]
     if not judged:
         raise InputError(f"no folder has {VERDICTS} or {STUDY}: give one of results/, such as results/default")
-    found = {}
+    results = {}
     for folder in judged:
         from_items = 0
 
@@ -97,10 +97,10 @@ def of_folders(folders: Sequence[Path], write: bool = False) -> dict[str, dict[s
         reads = counted(folder, entries) if entries and count else None
         lines = verify(folder, again, reads)
         if count or lines:
-            found[str(folder)] = {"verdicts": count, "from_items": from_items, "differences": lines}
+            results[str(folder)] = {"verdicts": count, "from_items": from_items, "differences": lines}
         if write and lines:
             replace(folder, again, reads)
-    return found
+    return results
 
 
 def replace(folder: Path, again: Recompute, reads: Count | None) -> None:
@@ -122,25 +122,27 @@ def of_document(path: Path, files: Sequence[Path]) -> dict[str, Any]:
         return {"verdicts": len(claims), "from_items": 0, "differences": verify_document(content)}
     inputs = content["inputs"]
     if len(files) != len(inputs):
-        names = ", ".join(one["file"] for one in inputs)
+        names = ", ".join(source["file"] for source in inputs)
         raise InputError(f"{path} is of {len(inputs)} files, and {len(files)} are given: give {names}")
-    texts = [f"{one['arm']}={file}" if one["arm"] else str(file) for one, file in zip(inputs, files, strict=True)]
-    formats = {one["format"] for one in inputs}
+    texts = [
+        f"{source['arm']}={file}" if source["arm"] else str(file) for source, file in zip(inputs, files, strict=True)
+    ]
+    formats = {source["format"] for source in inputs}
     reader = Reader(find_sources(texts), formats.pop() if len(formats) == 1 else None, content["columns"])
     lines = [
-        f"{source.text} is not the file that was judged: its sha256 is {str(found)[:12]}…, and not {str(known)[:12]}…"
-        for source, known in zip(reader.sources, (one["sha256"] for one in inputs), strict=True)
-        if (found := digest_of(source)) != known
+        f"{source.text} is not the file that was judged: its sha256 is {str(digest)[:12]}…, and not {str(known)[:12]}…"
+        for source, known in zip(reader.sources, (about["sha256"] for about in inputs), strict=True)
+        if (digest := digest_of(source)) != known
     ]
-    scores = {metric: collect(reader.rows(metric)) for metric in dict.fromkeys(one["metric"] for one in claims)}
+    scores = {metric: collect(reader.rows(metric)) for metric in dict.fromkeys(claim["metric"] for claim in claims)}
     lines += verify_document(content, scores)
-    return {"verdicts": len(claims), "from_items": sum(one["items"] > 0 for one in claims), "differences": lines}
+    return {"verdicts": len(claims), "from_items": sum(claim["items"] > 0 for claim in claims), "differences": lines}
 
 
-def said(name: str, found: Mapping[str, Any]) -> str:
+def said(name: str, verified: Mapping[str, Any]) -> str:
     """Return what is printed of a folder or a verdict."""
-    lines, from_items = found["differences"], found["from_items"]
-    rest = found["verdicts"] - from_items
+    lines, from_items = verified["differences"], verified["from_items"]
+    rest = verified["verdicts"] - from_items
     sources = [f"{from_items} from predictions on each item"] if from_items else []
     sources += [f"{rest} from published scores"] if rest else []
     result = f"{len(lines)} values differ" if lines else "all values agree"

@@ -43,11 +43,11 @@ SETTINGS = ("model", "network", "training", "machine", "prepared")
 def old_run(job: Job, runs: Iterable[RunFolder]) -> RunFolder | None:
     """Return the run of the same experiment, variant, data set and seed; InputError where there are several."""
     names = ("experiment", "variant", "model", "data", "seed")
-    found = [run for run in runs if all(run.job.get(name) == getattr(job, name) for name in names)]
-    if len(found) > 1:
-        keys = ", ".join(run.key for run in found[:3])
-        raise InputError(f"{len(found)} runs are of {job.name} ({keys}): leave one of them")
-    return found[0] if found else None
+    matching = [run for run in runs if all(run.job.get(name) == getattr(job, name) for name in names)]
+    if len(matching) > 1:
+        keys = ", ".join(run.key for run in matching[:3])
+        raise InputError(f"{len(matching)} runs are of {job.name} ({keys}): leave one of them")
+    return matching[0] if matching else None
 
 
 def require_agreement(variant: str, runs: list[RunFolder]) -> None:
@@ -149,11 +149,12 @@ def evaluations(old: RunFolder, job: Job) -> Iterator[tuple[list[str], Path]]:
 
     Two of the same splits were made by different machines or sources: neither is taken.
     """
-    found: dict[tuple[str, ...], list[Path]] = {}
+    by_splits: dict[tuple[str, ...], list[Path]] = {}
     for path in sorted(old.directory.glob(f"{EVALUATION}/*/{METRICS}")):
         refuse_damaged_folder(path.parent)
-        found.setdefault(tuple(one for one in SPLITS if path.with_name(f"{one}.npy").is_file()), []).append(path.parent)
-    for splits, folders in found.items():
+        there = tuple(split for split in SPLITS if path.with_name(f"{split}.npy").is_file())
+        by_splits.setdefault(there, []).append(path.parent)
+    for splits, folders in by_splits.items():
         prepared = open_prepared(job.prepared)
         probabilities = {split: np.load(folders[0] / f"{split}.npy", allow_pickle=False) for split in splits}
         reads = open_run_test_split(old, prepared.description) if "test" in splits else nullcontext()

@@ -32,13 +32,13 @@ def read_experiment(
 def undecidable(experiment: Experiment, variants: list[str] | None, seeds: list[int] | None) -> list[str]:
     """Return a line where so few seeds can reach no verdict, or no difference, whatever they measure."""
     chosen = set(with_trials(variants or experiment.variants, experiment.trials))
-    count = sum(set(networks(one)) <= chosen for one in experiment.comparisons)
+    count = sum(set(networks(comparison)) <= chosen for comparison in experiment.comparisons)
     number = len(seeds or experiment.seeds)
     # Two networks need fewer seeds than one network and a figure.
     figures = all(
-        one.get("reference") is not None or (len(networks(one)) == 1 and experiment.folds is None)
-        for one in experiment.comparisons
-        if set(networks(one)) <= chosen
+        comparison.get("reference") is not None or (len(networks(comparison)) == 1 and experiment.folds is None)
+        for comparison in experiment.comparisons
+        if set(networks(comparison)) <= chosen
     )
     alpha = experiment.alpha_of_a_look
     needed, for_equivalence = (least_seeds(alpha, count, sides, figures) for sides in (2, 1))

@@ -106,7 +106,7 @@ class Design:
 
     def design(self) -> dict[str, Any]:
         """Return the fields of a design, by name."""
-        return {one.name: getattr(self, one.name) for one in dataclasses.fields(Design)}
+        return {member.name: getattr(self, member.name) for member in dataclasses.fields(Design)}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -138,7 +138,7 @@ def networks(comparison: Mapping[str, Any]) -> list[str]:
 
 def with_trials(names: Iterable[str], trials: Mapping[str, Iterable[str]]) -> list[str]:
     """Return the names, each once; that of a variant which a grid was applied to stands for all its trials."""
-    return list(dict.fromkeys(one for name in names for one in trials.get(name, (name,))))
+    return list(dict.fromkeys(trial for name in names for trial in trials.get(name, (name,))))
 
 
 def merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
@@ -187,10 +187,10 @@ def load_experiment(
     trials: dict[str, dict[str, Any]] = {}
     for key, value in file.variants.items():
         grid = _grid(file.grid, f"{path}: grid") if value.grid is None else _grid(value.grid, f"{path}: {key}.grid")
-        if found := {f"{key}/{values}": settings for values, settings in grid}:
-            trials[key] = found
+        if of_grid := {f"{key}/{values}": settings for values, settings in grid}:
+            trials[key] = of_grid
     _refuse_many(sum(map(len, trials.values())), str(path))
-    names = [one for key in sections for one in trials.get(key, [key])]
+    names = [trial for key in sections for trial in trials.get(key, [key])]
     if file.summary is not None:
         for key in sections:
             refuse_unknown([f"{key}/{file.summary}"], trials.get(key, ()), f"{path}: summary")
@@ -198,9 +198,9 @@ def load_experiment(
     changes = list(_overrides(overrides, chosen, names))
     built = {}
     for key, section in sections.items():
-        for one, of_the_grid in trials.get(key, {key: {}}).items():
-            layers = [defaults, section, of_the_grid, *(change for of, change in changes if of == one)]
-            built[one] = _variant(one, layers, parameters, file.parameters, path, root)
+        for trial, of_the_grid in trials.get(key, {key: {}}).items():
+            layers = [defaults, section, of_the_grid, *(change for of, change in changes if of == trial)]
+            built[trial] = _variant(trial, layers, parameters, file.parameters, path, root)
     _refuse_unused(file.parameters, written, built, path)
     if file.second_look is not None and len(file.seeds) > file.second_look:
         raise InputError(
@@ -253,9 +253,11 @@ def _search(file: ExperimentFile, path: Path) -> dict[str, Any] | None:
         raise InputError(f"{path}: a search goes by the score that training maximises: remove 'metric'")
     if file.comparisons:
         raise InputError(f"{path}: a search has trials in place of its variants: remove 'comparisons'")
-    spaces = {name: file.search.space if one.space is None else one.space for name, one in file.variants.items()}
-    found = [axes(space, f"{path}: space of {name}") for name, space in spaces.items()]
-    if not any(found):
+    spaces = {
+        name: file.search.space if variant.space is None else variant.space for name, variant in file.variants.items()
+    }
+    checked = [axes(space, f"{path}: space of {name}") for name, space in spaces.items()]
+    if not any(checked):
         raise InputError(f"{path}: search has no space: add settings to search")
     return {**file.search.model_dump(exclude={"space"}), "spaces": spaces}
 
@@ -289,7 +291,10 @@ def _with_parts_of_others(given: dict[str, Any], path: Path, root: Path) -> dict
         here = set(given.get("variants") or ())
         every = expanded(groups, f"{path}: comparisons")
         # expanded names the control of a published figure itself, so the file's own form has the figure alone.
-        given = {**given, "comparisons": [_as_written(one) for one in every if set(networks(one)) <= here]}
+        given = {
+            **given,
+            "comparisons": [_as_written(comparison) for comparison in every if set(networks(comparison)) <= here],
+        }
     return given
 
 
@@ -313,9 +318,9 @@ def _over_settings_of(
 ) -> dict[str, Any]:
     """The file's content with variants of another experiment, and with its defaults and parameters."""
     given = {**given, "variants": variants, "defaults": other.get("defaults") or {}}
-    layers = [one.get("parameters") or {} for one in (other, given)]
-    if all(isinstance(one, Mapping) for one in layers):
-        given["parameters"] = merged(*(_with_sizes(one, f"{path}: parameters") for one in layers))
+    layers = [file.get("parameters") or {} for file in (other, given)]
+    if all(isinstance(layer, Mapping) for layer in layers):
+        given["parameters"] = merged(*(_with_sizes(layer, f"{path}: parameters") for layer in layers))
     return given
 
 
@@ -342,8 +347,8 @@ def _grid(grid: Any, where: str) -> Iterator[tuple[str, dict[str, Any]]]:
     Of a list of grids those of each.
     """
     if isinstance(grid, list):
-        for number, one in enumerate(grid):
-            yield from _grid(one, f"{where}.{number}")
+        for number, section in enumerate(grid):
+            yield from _grid(section, f"{where}.{number}")
         return
     if not isinstance(grid, Mapping):
         raise InputError(f"{where} is {grid!r}: it must be a mapping of settings to lists of values, or a list of such")
@@ -390,7 +395,7 @@ def _overrides(overrides: Iterable[str], chosen: list[str], names: list[str]) ->
         if given.startswith("variants."):
             after = given.removeprefix("variants.")
             # Names of variants may themselves have dots and equals signs.
-            targets = sorted((one for one in names if after.startswith(f"{one}.")), key=len)[-1:]
+            targets = sorted((target for target in names if after.startswith(f"{target}.")), key=len)[-1:]
             if not targets:
                 refuse_unknown([after.split(".")[0].split("=")[0]], names, where)
                 raise InputError(f"{where} sets no setting: write variants.NAME.training.learning_rate=0.02")
@@ -404,8 +409,8 @@ def _overrides(overrides: Iterable[str], chosen: list[str], names: list[str]) ->
             change = nested((section, *steps), parse_yaml(value))
         except (yaml.YAMLError, ValueError, RecursionError) as error:
             raise InputError(f"{where}: its value is not valid YAML ({' '.join(str(error).split())})") from None
-        for one in targets:
-            yield one, change
+        for target in targets:
+            yield target, change
 
 
 def _variant(
@@ -462,8 +467,10 @@ def _has_several_labels(data: str, root: Path) -> bool:
 def _asks_for_smoothing(of_experiment: Mapping[str, Any], own: Mapping[str, Any]) -> bool:
     """Return whether the experiment or the variant itself names label smoothing."""
     of_model = (of_experiment.get("models") or {}).get(own["model"]) or {}
-    given = [one.get("training") or {} for one in (of_experiment, of_model, own)]
-    return any("label_smoothing" in objective for one in given if isinstance(objective := one.get("objective"), dict))
+    given = [section.get("training") or {} for section in (of_experiment, of_model, own)]
+    return any(
+        "label_smoothing" in objective for training in given if isinstance(objective := training.get("objective"), dict)
+    )
 
 
 def _sized(model: str, network: Mapping[str, Any], where: str) -> dict[str, Any]:
@@ -507,14 +514,14 @@ def expanded(groups: Iterable[ComparisonGroup], where: str) -> Iterator[dict[str
             controls = {f"reference {group.reference:g}": Control()}
         for control, own in controls.items():
             sides = {"treatment": group.treatment, "control": control}
-            one = {"name": control, **about, **own.model_dump(exclude_none=True), **sides}
+            written = {"name": control, **about, **own.model_dump(exclude_none=True), **sides}
             for key in ("claim", "metric"):
-                if key not in one:
-                    raise InputError(f"{where}: '{one['name']}' has no '{key}': add it")
-            one.setdefault("source", "")  # a claim of one's own
+                if key not in written:
+                    raise InputError(f"{where}: '{written['name']}' has no '{key}': add it")
+            written.setdefault("source", "")  # a claim of one's own
             for side, name in sides.items():
-                one["claim"] = one["claim"].replace(f"{{{side}}}", name)
-            yield one
+                written["claim"] = written["claim"].replace(f"{{{side}}}", name)
+            yield written
 
 
 def _as_written(comparison: Mapping[str, Any]) -> dict[str, Any]:
@@ -526,17 +533,17 @@ def _comparisons(
     groups: Iterable[ComparisonGroup], variants: Mapping[str, VariantSettings], where: str
 ) -> Iterator[dict[str, Any]]:
     names: set[str] = set()
-    for one in expanded(groups, where):
-        place = f"{where}: '{one['name']}'"
-        if one["name"] in names:
-            raise InputError(f"{where}: two have the name '{one['name']}': give each a name of its own")
-        names.add(one["name"])
-        if one["treatment"] == one["control"]:
-            raise InputError(f"{place} compares {one['treatment']} with itself: name two variants")
-        sides = networks(one)
+    for group in expanded(groups, where):
+        place = f"{where}: '{group['name']}'"
+        if group["name"] in names:
+            raise InputError(f"{where}: two have the name '{group['name']}': give each a name of its own")
+        names.add(group["name"])
+        if group["treatment"] == group["control"]:
+            raise InputError(f"{place} compares {group['treatment']} with itself: name two variants")
+        sides = networks(group)
         if not sides:
             raise InputError(f"{place} compares two baselines: name a variant on one side")
         refuse_unknown(sides, variants, f"{place} (a side is a variant, or one of {', '.join(kinds.baselines())})")
         if len({variants[name].data for name in sides}) > 1:
             raise InputError(f"{place} compares variants on two data sets: choose one data set")
-        yield one
+        yield group

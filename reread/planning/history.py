@@ -75,7 +75,7 @@ def form_at(root: Path, commit: Commit, path: Path) -> dict[str, Any] | None:
         every = list(expanded(groups, str(path)))
     except InputError:
         return None
-    return {**form, "comparisons": [{name: one.get(name) for name in DECIDED_BY} for one in every]}
+    return {**form, "comparisons": [{name: comparison.get(name) for name in DECIDED_BY} for comparison in every]}
 
 
 def _read(root: Path, commit: Commit, path: Path) -> Mapping[str, Any] | None:

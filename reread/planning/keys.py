@@ -79,7 +79,7 @@ def source(model: str, kind: str | None, *settings: Any, root: Path = ROOT) -> d
     ``files`` has the digest of each file by its path, so that a difference can be named; the paths are in no key.
     ``kernels`` has the digest of the CUDA source of each folder of kernels that the modules call.
     """
-    named = {f"{package}.{tagged['name']}" for one in settings for package, tagged in members(one)}
+    named = {f"{package}.{tagged['name']}" for section in settings for package, tagged in members(section)}
     read = [f"reread.kinds.{kind}:KIND", kinds.module_of(kinds.kind(kind).collator)] if kind else []
     modules = (*ROOTS, models.module_name(model), *read, *sorted(named))
     return source_of(modules, root)
@@ -88,8 +88,8 @@ def source(model: str, kind: str | None, *settings: Any, root: Path = ROOT) -> d
 def source_of(modules: Iterable[str], root: Path = ROOT) -> dict[str, Any]:
     """Return ``source`` of named modules; ValueError where there is no such module."""
     modules = list(modules)
-    found = numeric_source(modules, root)
-    return {"modules": modules, "digest": found.digest, "files": dict(found.files), "kernels": dict(found.kernels)}
+    source = numeric_source(modules, root)
+    return {"modules": modules, "digest": source.digest, "files": dict(source.files), "kernels": dict(source.kernels)}
 
 
 def data_digest(description: Mapping[str, Any]) -> str:
@@ -120,17 +120,17 @@ def read_machine(path: Path) -> dict[str, Any]:
     """Read what ``python -m reread.training.machine`` wrote to ``path``; InputError where it is something else."""
     where = f"{variable('machine')}={path}"
     try:
-        found = read_json(path)
+        described = read_json(path)
     except InputError as error:
         raise InputError(f"{where}: {error}; {MACHINE_HINT}") from None
-    if not isinstance(found, dict):
+    if not isinstance(described, dict):
         raise InputError(f"{where} holds no mapping: {MACHINE_HINT}")
-    refuse_unknown(found, MACHINE_NAMES, where)
-    on_gpu = found.get("cuda") is not None
+    refuse_unknown(described, MACHINE_NAMES, where)
+    on_gpu = described.get("cuda") is not None
     for name in MACHINE_NAMES:
         wanted = str if on_gpu or name in ("torch", "numpy", "device") else type(None)
-        if not isinstance(found.get(name), wanted):
-            raise InputError(f"{where}: '{name}' is {found.get(name)!r}: {MACHINE_HINT}")
-    if on_gpu and not IMPLEMENTATION.fullmatch(found["kernels"]):
-        raise InputError(f"{where}: 'kernels' is {found['kernels']!r}: {MACHINE_HINT}")
-    return found
+        if not isinstance(described.get(name), wanted):
+            raise InputError(f"{where}: '{name}' is {described.get(name)!r}: {MACHINE_HINT}")
+    if on_gpu and not IMPLEMENTATION.fullmatch(described["kernels"]):
+        raise InputError(f"{where}: 'kernels' is {described['kernels']!r}: {MACHINE_HINT}")
+    return described

@@ -95,7 +95,7 @@ class Plan(Design):
     @property
     def command(self) -> str:
         """The command that runs it with its overrides."""
-        overrides = [word for one in self.overrides for word in ("--set", one)]
+        overrides = [word for override in self.overrides for word in ("--set", override)]
         return shlex.join(["reread", "run", "--experiment", self.name, *overrides])
 
     @property
@@ -110,9 +110,9 @@ class Plan(Design):
 
     def to_json(self) -> dict[str, Any]:
         """Return the plan as JSON values."""
-        value = {one.name: getattr(self, one.name) for one in dataclasses.fields(self)}
+        value = {member.name: getattr(self, member.name) for member in dataclasses.fields(self)}
         for name in ("variants", "bases"):
-            value[name] = {one: dict(vars(variant)) for one, variant in getattr(self, name).items()}
+            value[name] = {key: dict(vars(variant)) for key, variant in getattr(self, name).items()}
         value["environment"] = self.environment.to_json()
         plain: dict[str, Any] = _plain(value)
         return plain
@@ -127,13 +127,16 @@ class Plan(Design):
         """Return what decides the evidence, part by part ("variant han"), so that a difference can be named."""
         settings = ("model", "data", "preprocessing", "network", "training")
         variants = {
-            f"variant {name}": {one: vars(variant)[one] for one in settings} for name, variant in self.variants.items()
+            f"variant {name}": {setting: vars(variant)[setting] for setting in settings}
+            for name, variant in self.variants.items()
         }
         versions = {f"data {name}": about and about["version"] for name, about in self.data.items()}
         rule = {"equivalence_margin": self.equivalence_margin, "alpha": self.alpha, "evaluate_on": self.evaluate_on}
         rule |= {name: value for name in OPTIONAL if (value := getattr(self, name))}
         decided_by = ("treatment", "control", "reference", "metric", "equivalence_margin")
-        comparisons = [{key: one[key] for key in decided_by if key in one} for one in self.comparisons]
+        comparisons = [
+            {key: comparison[key] for key in decided_by if key in comparison} for comparison in self.comparisons
+        ]
         design = {**variants, **versions, "seeds": self.seeds, "comparisons": comparisons, "rule": rule}
         plain: dict[str, Any] = _plain(design)
         return plain
@@ -155,21 +158,21 @@ class Plan(Design):
 
         InputError for a data set that is not ingested yet.
         """
-        found: dict[str, dict[str, Any]] = {}
+        preparations: dict[str, dict[str, Any]] = {}
         workers = {"processes": self.environment.preprocessing, "scheduler": self.environment.dask_scheduler}
         for variant in self.variants.values():
             if variant.prepared_key is None:
                 Manifest.load().entry(variant.data)  # says how to ingest it
                 raise InputError(f"data set '{variant.data}' was ingested after this plan was made: make it again")
             for key, fold in self.arrays_of(variant.prepared_key).items():
-                found[key] = {
+                preparations[key] = {
                     "data": variant.data,
                     "settings": {**variant.preprocessing, **({FOLD: dataclasses.asdict(fold)} if fold else {})},
                     "key": key,
                     "directory": str(self.environment.prepared / key),
                     "workers": workers,
                 }
-        return found
+        return preparations
 
     def folds_of(self, seed: int) -> list[Fold | None]:
         """Return the runs of a variant on a seed: one for each fold, or one by the data's own split (None)."""
@@ -189,7 +192,7 @@ class Plan(Design):
         folders = {key: about["directory"] for key, about in self.preparations().items()} | dict(prepared or {})
         descriptions = {key: read_object(Path(folder) / DESCRIPTION, "arrays") for key, folder in folders.items()}
         published = published_runs(self.name) if self.environment.published else {}
-        machines = {content_key(one["key_parts"]["machine"]): one["key_parts"]["machine"] for one in published.values()}
+        machines = {content_key(run["key_parts"]["machine"]): run["key_parts"]["machine"] for run in published.values()}
 
         def job(variant: Variant, seed: int, fold: Fold | None, prepared_key: str) -> Job:
             key = arrays_key(prepared_key, fold)
@@ -234,7 +237,7 @@ class Plan(Design):
 
         ``data`` is None where the arrays are not prepared; ``prepared_key`` where the data set is not ingested.
         """
-        found = {}
+        parts_of = {}
         for name, variant in self.variants.items():
             network, training = variant.settings()
             description = self.environment.prepared / (variant.prepared_key or "") / DESCRIPTION
@@ -242,8 +245,8 @@ class Plan(Design):
             source = keys.source(variant.model, self._kind(variant), network, training)
             parts = keys.key_parts(variant.model, network, training, 0, data, {}, source)
             del parts["seed"], parts["machine"]
-            found[name] = {**parts, "data": data or None, "prepared_key": variant.prepared_key}
-        return found
+            parts_of[name] = {**parts, "data": data or None, "prepared_key": variant.prepared_key}
+        return parts_of
 
     def _kind(self, variant: Variant) -> str | None:
         about = self.data[variant.data]
@@ -300,7 +303,7 @@ def job_settings(job: Job) -> tuple[Any, Any]:
 def _plain(value: Any) -> Any:
     """``value`` as JSON values, copied."""
     if isinstance(value, Mapping):
-        return {str(name): _plain(one) for name, one in value.items()}
+        return {str(name): _plain(member) for name, member in value.items()}
     if isinstance(value, list | tuple):
-        return [_plain(one) for one in value]
+        return [_plain(member) for member in value]
     return value if isinstance(value, str | int | float | bool | None) else str(value)

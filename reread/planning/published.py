@@ -42,7 +42,7 @@ def published_runs(experiment: str) -> dict[str, dict[str, Any]]:
     if not (folder / FILES).is_file() or not (folder / RUNS).is_file():
         return {}
     try:
-        return {one["run_key"]: one for one in read_json(folder / RUNS) if one["key_parts"]["machine"]["world_size"]}
+        return {run["run_key"]: run for run in read_json(folder / RUNS) if run["key_parts"]["machine"]["world_size"]}
     except (KeyError, TypeError):
         raise InputError(f"{folder / RUNS} is no list of run records: restore it from git") from None
 

@@ -26,11 +26,19 @@ def plan_reach(plan: Plan, root: Path = Path()) -> list[Reach]:
     InputError where a data set is not ingested yet, and for a file that is no metrics.json.
     """
     manifest = Manifest.load(root / MANIFEST_PATH)
-    items = {one["name"]: evaluated_rows(plan, networks(one)[0], manifest, root) for one in plan.comparisons}
+    items = {
+        comparison["name"]: evaluated_rows(plan, networks(comparison)[0], manifest, root)
+        for comparison in plan.comparisons
+    }
     return reachable(
         [
-            named(one, kinds.baselines(), metric_words(one["metric"]), higher_is_better(one["metric"]))
-            for one in plan.comparisons
+            named(
+                comparison,
+                kinds.baselines(),
+                metric_words(comparison["metric"]),
+                higher_is_better(comparison["metric"]),
+            )
+            for comparison in plan.comparisons
         ],
         len(plan.seeds),
         plan.equivalence_margin,
@@ -45,10 +53,10 @@ def plan_reach(plan: Plan, root: Path = Path()) -> list[Reach]:
 def reach_lines(reaches: list[Reach]) -> list[str]:
     """Return what is printed of the comparisons: sentences and warnings, once where several have the same."""
     names: dict[tuple[str, str], list[str]] = {}
-    for one in reaches:
-        for kind, lines in (("", one.sentences), ("warning: ", one.warnings)):
+    for reach in reaches:
+        for kind, lines in (("", reach.sentences), ("warning: ", reach.warnings)):
             for line in lines:
-                names.setdefault((kind, line.removeprefix(f"{one.name}: ")), []).append(one.name)
+                names.setdefault((kind, line.removeprefix(f"{reach.name}: ")), []).append(reach.name)
     return [f"{kind}{', '.join(of)}: {line}" for (kind, line), of in names.items()]
 
 

@@ -85,9 +85,11 @@ def with_data(plan: Plan, manifest_path: Path = MANIFEST_PATH) -> Plan:
             for name, variant in variants.items()
         }
 
-    found = dataclasses.replace(plan, variants=known(plan.variants), bases=known(plan.bases), data={**plan.data, **new})
-    _check(found, manifest.datasets)
-    return found
+    resolved = dataclasses.replace(
+        plan, variants=known(plan.variants), bases=known(plan.bases), data={**plan.data, **new}
+    )
+    _check(resolved, manifest.datasets)
+    return resolved
 
 
 @contextlib.contextmanager
@@ -117,12 +119,14 @@ def _select(experiment: Experiment, names: list[str] | None, seeds: Iterable[int
         if numbers.count(seed) > 1:
             raise InputError(f"{where} has seed {seed} twice: name each seed once")
     kept = {name: settings for name, settings in experiment.variants.items() if name in chosen}
-    left = {name: [one for one in trials if one in kept] for name, trials in experiment.trials.items()}
+    left = {name: [trial for trial in trials if trial in kept] for name, trials in experiment.trials.items()}
     return dataclasses.replace(
         experiment,
         variants=kept,
         seeds=numbers,
-        comparisons=tuple(one for one in experiment.comparisons if set(networks(one)) <= set(kept)),
+        comparisons=tuple(
+            comparison for comparison in experiment.comparisons if set(networks(comparison)) <= set(kept)
+        ),
         trials={name: trials for name, trials in left.items() if trials},
     )
 

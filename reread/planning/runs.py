@@ -29,14 +29,14 @@ def find_run(name: str, root: Path | None = None) -> RunFolder:
     root = root or read_environment().runs
     runs = {run.key: run for run in all_runs(root)}
     key = Path(name).name
-    matching = [one for one in runs if one.startswith(key)]
+    matching = [run for run in runs if run.startswith(key)]
     if len(matching) == 1 or key in matching:
         return runs[key if key in matching else matching[0]]
     if matching:
         raise InputError(f"'{name}' is a prefix of {len(matching)} runs ({', '.join(matching[:4])}): give more")
     if not runs:
         raise InputError(f"no run '{name}': {root}/ holds none yet, `make run` trains some")
-    beginnings = {one[: len(key)]: one for one in runs}
+    beginnings = {run[: len(key)]: run for run in runs}
     close = difflib.get_close_matches(key, beginnings, n=1, cutoff=0.7)
     hint = f"did you mean '{beginnings[close[0]]}'?" if close else "`reread compare` lists them"
     raise InputError(f"no run '{name}' in {root}/: {hint}")

@@ -20,7 +20,7 @@ SEEDS = 2**63  # how many there are: torch takes a seed as a signed integer of 6
 
 def _printable(text: str) -> str:
     """Return a text that terminals, pages and MLflow show. ValueError for control characters but line breaks."""
-    if not all(one.isprintable() or one in BREAKS for one in text):
+    if not all(character.isprintable() or character in BREAKS for character in text):
         raise ValueError(f"{text!r} has a control character")
     return text
 

@@ -60,19 +60,19 @@ class Axis:
 
 def flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """Return nested settings by address, their names joined by dots; a list is one value."""
-    found: dict[str, Any] = {}
+    addresses: dict[str, Any] = {}
     for name, value in values.items():
-        found |= flat(value, f"{prefix}{name}.") if isinstance(value, Mapping) else {f"{prefix}{name}": value}
-    return found
+        addresses |= flat(value, f"{prefix}{name}.") if isinstance(value, Mapping) else {f"{prefix}{name}": value}
+    return addresses
 
 
 def nested(path: Iterable[str], value: Any) -> dict[str, Any]:
     """Return the mapping that has ``value`` at ``path``: {"training": {"learning_rate": 0.01}}."""
     *outer, last = path
-    found = {last: value}
+    branch = {last: value}
     for step in reversed(outer):
-        found = {step: found}
-    return found
+        branch = {step: branch}
+    return branch
 
 
 def axes(space: Mapping[str, Any], where: str) -> list[Axis]:
@@ -135,20 +135,20 @@ def propose(
     )
     study = optuna.create_study(direction="maximize", sampler=sampler)
     distributions = {".".join(axis.path): axis.distribution() for axis in space}
-    found: dict[str, dict[str, Any]] = {}
+    sections: dict[str, dict[str, Any]] = {}
     for start in range(0, search["trials"], search["parallel"]):
         asked = [study.ask(distributions) for _ in range(start, min(start + search["parallel"], search["trials"]))]
         names = []
         for trial in asked:
             values = [(axis, axis.value(trial.params[".".join(axis.path)])) for axis in space]
             names.append(",".join(f"{axis.name}={value}" for axis, value in values))
-            found[names[-1]] = _settings(values)
-        scores = [score(name, found[name]) for name in names]
+            sections[names[-1]] = _settings(values)
+        scores = [score(name, sections[name]) for name in names]
         if None in scores:
             break
         for trial, value in zip(asked, scores, strict=True):
             study.tell(trial, value)
-    return found
+    return sections
 
 
 def _settings(values: Iterable[tuple[Axis, Any]]) -> dict[str, Any]:

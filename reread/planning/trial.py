@@ -68,21 +68,24 @@ def tuning_of(
     if entry.kind not in VARIANTS:
         raise InputError(f"'{name}' is {entry.kind} data: `reread try` knows {', '.join(VARIANTS)}")
     known = VARIANTS[entry.kind]
-    refuse_unknown([one for one in only if not models.is_outside(one)], {*known, *models.available()}, "the networks")
+    refuse_unknown(
+        [network for network in only if not models.is_outside(network)], {*known, *models.available()}, "the networks"
+    )
     earlier = written(tuning_name(name))
-    chosen = {short_name(one): one for one in only or known}
+    chosen = {short_name(network): network for network in only or known}
     variants = dict(earlier.get("variants", {}))
-    for one, section in variants.items():
-        if one not in chosen and not ("model" in section and isinstance(section.get("grid"), list)):
+    for variant, section in variants.items():
+        if variant not in chosen and not ("model" in section and isinstance(section.get("grid"), list)):
             raise InputError(
-                f"{path_of(tuning_name(name))}: variants.{one} is not as `reread try` writes it: remove {one} there"
+                f"{path_of(tuning_name(name))}: variants.{variant} is not as `reread try` writes it: "
+                f"remove {variant} there"
             )
-    for one, model in chosen.items():
-        section = copy.deepcopy(known.get(one, {"model": models.address(model)}))
+    for variant, model in chosen.items():
+        section = copy.deepcopy(known.get(variant, {"model": models.address(model)}))
         models.refuse_other_kind(section["model"], name, entry.kind)
         if epochs is not None:
             section["training"] = {"max_epochs": epochs}
-        variants[one] = {**section, "grid": [copy.deepcopy(grid_of(one, section["model"]))]}
+        variants[variant] = {**section, "grid": [copy.deepcopy(grid_of(variant, section["model"]))]}
     return {
         "title": f"Which size and learning rate does each network want on {name}?",
         "metric": metric or earlier.get("metric") or goal(entry.task).compared_by,
@@ -103,7 +106,8 @@ def experiment_of(
 ) -> dict[str, Any]:
     """Return the experiment before tuning. seeds: None for as many as an earlier one had, or SEEDS."""
     variants = {
-        one: {key: section[key] for key in section if key != "grid"} for one, section in tuning["variants"].items()
+        variant: {key: section[key] for key in section if key != "grid"}
+        for variant, section in tuning["variants"].items()
     }
     baseline = kinds.baselines_of(entry.kind, entry.task)[0].name
     earlier = written(name).get("seeds", list(range(SEEDS)))
@@ -157,13 +161,15 @@ def wider(tuning: Mapping[str, Any], plan: Plan, metrics: Mapping[str, Any]) -> 
     was used to its end, the number of epochs, to twice as many. A value that a network refuses is left out.
     plan: of ``tuning``; metrics: its metrics.json.
     """
-    found: dict[str, list[dict[str, Any]]] = {}
-    for name, choice in choices_of(metrics, {one: vars(variant) for one, variant in plan.variants.items()}).items():
+    trials: dict[str, list[dict[str, Any]]] = {}
+    for name, choice in choices_of(
+        metrics, {trial_name: vars(variant) for trial_name, variant in plan.variants.items()}
+    ).items():
         section, base = tuning["variants"][name], plan.variants[choice.trial]
         tried = list(choice.settings.values())
         point = at(vars(base), {**flat(section["grid"][0]), **choice.chosen})
         steps = {
-            address: beyond({one[address] for one in tried}, highest=end == "highest")
+            address: beyond({settings[address] for settings in tried}, highest=end == "highest")
             for address, end in edges(choice.chosen, tried, least=2).items()
         }
         if choice.short and "max_epochs" not in section.get("training", {}):
@@ -175,8 +181,8 @@ def wider(tuning: Mapping[str, Any], plan: Plan, metrics: Mapping[str, Any]) -> 
                 continue  # a whole number that can be no lower
             with contextlib.suppress(InputError):
                 trial(base, name, sections(settings), name)
-                found.setdefault(name, []).append(sections({one: [value] for one, value in settings.items()}))
-    return found
+                trials.setdefault(name, []).append(sections({setting: [value] for setting, value in settings.items()}))
+    return trials
 
 
 def beyond(tried: Collection[float], highest: bool) -> float:
@@ -200,14 +206,16 @@ def tuned(experiment: Mapping[str, Any], tuning: Plan, metrics: Mapping[str, Any
     metrics: metrics.json of the tuning.
     """
     (data,) = tuning.data
-    found = choices_of(metrics, {name: vars(variant) for name, variant in tuning.variants.items()})
-    chosen = {name: choice.trial for name, choice in found.items()}
-    variants = {name: merged(section, sections(found[name].chosen)) for name, section in experiment["variants"].items()}
+    choices = choices_of(metrics, {name: vars(variant) for name, variant in tuning.variants.items()})
+    chosen = {name: choice.trial for name, choice in choices.items()}
+    variants = {
+        name: merged(section, sections(choices[name].chosen)) for name, section in experiment["variants"].items()
+    }
     metric = experiment["metric"]
     network = max(chosen, key=lambda name: metrics["variants"][chosen[name]]["validation"][metric]["mean"] or 0.0)
     baselines = metrics["baselines"][data]
     baseline = max(baselines, key=lambda name: baselines[name]["validation"][metric] or 0.0)
-    trials = sorted({len(one["trials"]) for one in metrics["tuned"].values()})
+    trials = sorted({len(choice["trials"]) for choice in metrics["tuned"].values()})
     notes = {
         "experiment": tuning_name(experiment["defaults"]["data"]),
         "budget": f"of each network {' or '.join(map(str, trials))} sizes and learning rates, by one seed "

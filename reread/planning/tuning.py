@@ -51,8 +51,9 @@ class Choice:
             return {address: value for address, value in settings.items() if address != EPOCHS}
 
         return self.epochs is not None and not any(
-            one.get(EPOCHS, 0) > self.chosen.get(EPOCHS, 0) and without_epochs(one) == without_epochs(self.chosen)
-            for one in self.settings.values()
+            settings.get(EPOCHS, 0) > self.chosen.get(EPOCHS, 0)
+            and without_epochs(settings) == without_epochs(self.chosen)
+            for settings in self.settings.values()
         )
 
     def score_of(self, settings: Mapping[str, Any]) -> float | None:
@@ -88,16 +89,16 @@ def by_seed(metrics: Mapping[str, Any], seed: int) -> dict[str, Any]:
     """Return the variants and the choices of metrics.json as if the tuning had this seed alone."""
     variants = {}
     for name, trial in metrics["variants"].items():
-        mine, score = trial["seeds"][str(seed)], trial["score"]
-        validation = {score: {"mean": mine["validation"][score]}}
-        variants[name] = {**trial, "seeds": {str(seed): mine}, "validation": validation}
+        of_seed, score = trial["seeds"][str(seed)], trial["score"]
+        validation = {score: {"mean": of_seed["validation"][score]}}
+        variants[name] = {**trial, "seeds": {str(seed): of_seed}, "validation": validation}
     trials = {name: list(about["trials"]) for name, about in metrics["tuned"].items()}
     return {"variants": variants, "tuned": tuned(trials, variants)}
 
 
 def choices_of(metrics: Mapping[str, Any], variants: Mapping[str, Mapping[str, Any]]) -> dict[str, Choice]:
     """Return the same from metrics.json and the trials that the tuning's plan has as ``variants``."""
-    found = {
+    choices = {
         name: Choice(
             trial=about["chosen"],
             settings=differing({trial: variants[trial] for trial in about["trials"]}),
@@ -106,18 +107,18 @@ def choices_of(metrics: Mapping[str, Any], variants: Mapping[str, Mapping[str, A
         )
         for name, about in metrics.get("tuned", {}).items()
     }
-    for choice in found.values():
+    for choice in choices.values():
         if not all(
             isinstance(score, int | float | None) for score in (choice.scores[choice.trial], *choice.scores.values())
         ):
             raise TypeError("a score is no number")
-    return found
+    return choices
 
 
 def all_epochs(seeds: Collection[Mapping[str, Any]]) -> int | None:
     """Return a trial's epochs if half of its ``seeds`` used them all and were best in the last tenth; else None."""
     ended = [
-        one["epochs"] for one in seeds if one.get("ended") == COMPLETED and one["best_epoch"] > 0.9 * one["epochs"]
+        seed["epochs"] for seed in seeds if seed.get("ended") == COMPLETED and seed["best_epoch"] > 0.9 * seed["epochs"]
     ]
     return max(ended) if ended and 2 * len(ended) >= len(seeds) else None
 
@@ -127,15 +128,15 @@ def edges(here: Mapping[str, Any], tried: Iterable[Mapping[str, Any]], least: in
 
     A number of epochs has no edge: with more of them a run may still end early.
     """
-    tried, found = list(tried), {}
+    tried, ends = list(tried), {}
     for address, value in here.items():
-        values = {one[address] for one in tried if _is_number(one.get(address))}
+        values = {settings[address] for settings in tried if _is_number(settings.get(address))}
         if _is_number(value) and address != EPOCHS and len(values) >= least and not min(values) < value < max(values):
-            found[address] = "highest" if value >= max(values) else "lowest"
-    return found
+            ends[address] = "highest" if value >= max(values) else "lowest"
+    return ends
 
 
-def untuned(plan: Plan, found: Mapping[str, Choice]) -> dict[str, list[str]]:
+def untuned(plan: Plan, choices: Mapping[str, Choice]) -> dict[str, list[str]]:
     """Return by variant what its tuning says against its settings: that they are at the edge of what was tried ("has
     the highest ..."), or that it chose others.
 
@@ -143,8 +144,8 @@ def untuned(plan: Plan, found: Mapping[str, Choice]) -> dict[str, list[str]]:
     and a schedule that was used to its end must have been tried at a greater length.
     """
     left: dict[str, list[str]] = {}
-    others = contradictions(plan, found)
-    for name, choice in found.items():
+    others = contradictions(plan, choices)
+    for name, choice in choices.items():
         if (here := trained_with(plan, name, choice.chosen)) is None:
             continue
         ends = edges(here, choice.settings.values(), least=2 if plan.withhold_untuned else 3)
@@ -160,10 +161,17 @@ def untuned(plan: Plan, found: Mapping[str, Choice]) -> dict[str, list[str]]:
 
 def differing(trials: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
     """Return of each trial, by address, the settings that are not the same in all of them."""
-    found = {name: _settings(trial) for name, trial in trials.items()}
-    every = dict.fromkeys(address for settings in found.values() for address in settings)
-    differ = [one for one in every if len({json.dumps(settings.get(one)) for settings in found.values()}) > 1]
-    return {name: {one: settings[one] for one in differ if one in settings} for name, settings in found.items()}
+    settings_of = {name: _settings(trial) for name, trial in trials.items()}
+    every = dict.fromkeys(address for settings in settings_of.values() for address in settings)
+    differ = [
+        address
+        for address in every
+        if len({json.dumps(settings.get(address)) for settings in settings_of.values()}) > 1
+    ]
+    return {
+        name: {address: settings[address] for address in differ if address in settings}
+        for name, settings in settings_of.items()
+    }
 
 
 def published(plan: Plan, root: Path = Path()) -> dict[str, Choice]:
@@ -171,7 +179,7 @@ def published(plan: Plan, root: Path = Path()) -> dict[str, Choice]:
 
     The tuning is the one that ``tuning.evidence`` names, or NAME-tuning: its report here, or its published results.
     """
-    return next(filter(None, (choices(root / one) for one in evidence_folders(plan))), {})
+    return next(filter(None, (choices(root / folder) for folder in evidence_folders(plan))), {})
 
 
 def evidence_folders(plan: Plan) -> list[Path]:
@@ -180,16 +188,16 @@ def evidence_folders(plan: Plan) -> list[Path]:
     return [Path(evidence).parent] if evidence else [plan.environment.reports / name, RESULTS / name]
 
 
-def contradictions(plan: Plan, found: Mapping[str, Choice]) -> dict[str, str]:
+def contradictions(plan: Plan, choices: Mapping[str, Choice]) -> dict[str, str]:
     """Return by variant that it trains with settings that its tuning did not choose: "trains with ..., ..."."""
     lines = {}
-    for name, choice in found.items():
+    for name, choice in choices.items():
         if (here := trained_with(plan, name, choice.chosen)) is None:
             continue
         # A grid varies some of them itself.
         whole, chosen = here, choice.chosen
         if name in plan.trials:
-            whole, chosen = {**chosen, **here}, {one: chosen[one] for one in here}
+            whole, chosen = {**chosen, **here}, {address: chosen[address] for address in here}
         if here == chosen:
             continue
         score, best = choice.score_of(whole), choice.scores[choice.trial]
@@ -201,9 +209,9 @@ def contradictions(plan: Plan, found: Mapping[str, Choice]) -> dict[str, str]:
     return lines
 
 
-def other_settings(plan: Plan, found: Mapping[str, Choice]) -> list[str]:
+def other_settings(plan: Plan, choices: Mapping[str, Choice]) -> list[str]:
     """Return a sentence for each variant of a plan that trains with settings that its tuning did not choose."""
-    return [f"tuning: {name} {line}" for name, line in contradictions(plan, found).items()]
+    return [f"tuning: {name} {line}" for name, line in contradictions(plan, choices).items()]
 
 
 def refuse_untuned(plan: Plan, root: Path = Path()) -> None:
@@ -224,17 +232,23 @@ def trained_with(plan: Plan, name: str, addresses: Collection[str]) -> dict[str,
     None where the plan has no such variant.
     """
     settings = [
-        at(vars(plan.variants[one]), addresses) for one in plan.trials.get(name, [name]) if one in plan.variants
+        at(vars(plan.variants[variant]), addresses)
+        for variant in plan.trials.get(name, [name])
+        if variant in plan.variants
     ]
     if not settings:
         return None
-    return {one: value for one, value in settings[0].items() if all(other.get(one) == value for other in settings)}
+    return {
+        address: value
+        for address, value in settings[0].items()
+        if all(other.get(address) == value for other in settings)
+    }
 
 
 def at(variant: Mapping[str, Any], addresses: Iterable[str]) -> dict[str, Any]:
     """Return the settings of a variant at those addresses that it has."""
-    found = _settings(variant)
-    return {one: found[one] for one in addresses if one in found}
+    settings = _settings(variant)
+    return {address: settings[address] for address in addresses if address in settings}
 
 
 def chosen_lines(report: Path, root: Path = Path()) -> list[str]:
@@ -271,7 +285,7 @@ def _differing_from(settings: Mapping[str, Any], base: Mapping[str, Any]) -> dic
     """Return the settings that ``base`` has not, by address; with another member of a registry all settings of it."""
     differ = [address for address, value in settings.items() if address not in base or base[address] != value]
     members = tuple(address.removesuffix("name") for address in differ if address.endswith(".name"))
-    return {one: value for one, value in settings.items() if one in differ or one.startswith(members)}
+    return {address: value for address, value in settings.items() if address in differ or address.startswith(members)}
 
 
 def flow(value: Any) -> str:

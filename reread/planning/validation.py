@@ -63,11 +63,11 @@ def _resolved_members(cls: type, mapping: Mapping[str, Any], where: str) -> dict
     for field in fields(cls):
         usual = field.default if field.default_factory is MISSING else field.default_factory()
         given = mapping.get(field.name, usual)
-        for marker in (marker for one in alternatives(hints[field.name]) for marker in markers(one)):
+        for marker in (marker for alternative in alternatives(hints[field.name]) for marker in markers(alternative)):
             if get_origin(hints[field.name]) is tuple:
                 if isinstance(given, list | tuple):
                     place = f"{where}.{field.name}"
-                    resolved[field.name] = [_member(marker.registry, one, None, place) for one in given]
+                    resolved[field.name] = [_member(marker.registry, member, None, place) for member in given]
             elif given is not None and given is not MISSING:
                 resolved[field.name] = _member(marker.registry, given, usual, f"{where}.{field.name}")
     return resolved
@@ -114,8 +114,8 @@ def _one_line(error: ValidationError, kind: Any) -> str:
 def _names(kind: Any, path: list[int | str]) -> list[str]:
     """The names that a mapping at ``path`` within ``kind`` may have."""
     for step in [*path, None]:
-        options = [get_args(one)[0] if hasattr(one, "__metadata__") else one for one in alternatives(kind)]
-        kind = next((one for one in options if is_dataclass(one) or _is_model(one)), options[0])
+        options = [get_args(option)[0] if hasattr(option, "__metadata__") else option for option in alternatives(kind)]
+        kind = next((option for option in options if is_dataclass(option) or _is_model(option)), options[0])
         if step is None:
             break
         if isinstance(step, int):  # of a list, whose elements are ``options``

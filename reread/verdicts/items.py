@@ -102,7 +102,7 @@ def errors_of(parts: Sequence[Variance], items: Items) -> list[Variance]:
     parts: ``of_seeds`` of each side that has seeds.
     """
     both = of_difference(parts), (items.deviation**2, max(items.units - 1, 1))
-    return [one for one in both if one[0] > EQUAL**2]
+    return [error for error in both if error[0] > EQUAL**2]
 
 
 def tail(errors: Sequence[Variance], distance: float) -> float:
@@ -123,7 +123,10 @@ def quantile(errors: Sequence[Variance], level: float) -> float:
     """Return the distance that the sum of ``errors_of`` exceeds with probability ``level``, below 0.5."""
     if not errors:
         return 0.0
-    each = [-float(scipy.special.stdtrit(freedom, level / len(errors))) * math.sqrt(one) for one, freedom in errors]
+    each = [
+        -float(scipy.special.stdtrit(freedom, level / len(errors))) * math.sqrt(variance)
+        for variance, freedom in errors
+    ]
     if len(errors) == 1:
         return each[0]
     return float(scipy.optimize.brentq(lambda distance: tail(errors, distance) - level, 0.0, sum(each), rtol=1e-12))
@@ -149,10 +152,10 @@ def of_difference(parts: Sequence[Variance]) -> Variance:
     Of two parts they are Welch's, lowered by one, to no less than the smaller part has: with spreads of 1 to 3 Welch's
     own test rejects more often than its level, at the levels that Holm's procedure leaves (docs/verdicts.md).
     """
-    variance, least = sum(one for one, _ in parts), min(degrees for _, degrees in parts)
+    variance, least = sum(part for part, _ in parts), min(degrees for _, degrees in parts)
     if len(parts) == 1 or variance <= 0:
         return variance, least
-    return variance, max(variance**2 / sum(one**2 / max(degrees, 1) for one, degrees in parts) - 1, least)
+    return variance, max(variance**2 / sum(part**2 / max(degrees, 1) for part, degrees in parts) - 1, least)
 
 
 def item_deviation(treatment: np.ndarray, control: np.ndarray | None = None) -> float:

@@ -38,14 +38,14 @@ def splits(n: int, m: int, most: int = LARGEST_EXACT, draws: int = DRAWS) -> tup
     if ways <= most:
         mirrored = n == m
         chosen = itertools.combinations(range(1, size), n - 1) if mirrored else itertools.combinations(range(size), n)
-        first = [(0, *one) for one in chosen] if mirrored else list(chosen)
-        found = np.zeros((len(first), size))
-        np.put_along_axis(found, np.array(first), 1.0, axis=1)
-        return found, mirrored
+        first = [(0, *places) for places in chosen] if mirrored else list(chosen)
+        signs = np.zeros((len(first), size))
+        np.put_along_axis(signs, np.array(first), 1.0, axis=1)
+        return signs, mirrored
     order = np.random.default_rng(0).random((draws, size)).argsort(axis=1)
-    found = (order < n).astype(np.float64)
-    found[0] = np.arange(size) < n
-    return found, False
+    signs = (order < n).astype(np.float64)
+    signs[0] = np.arange(size) < n
+    return signs, False
 
 
 class Permutation:
@@ -86,13 +86,13 @@ class Permutation:
         if not self.testable:
             return 1.0, 1.0
         distance = self.mean - bound
-        found = self.statistics(distance if abs(distance) > EQUAL else 0.0)
-        observed = found[0]
+        values = self.statistics(distance if abs(distance) > EQUAL else 0.0)
+        observed = values[0]
         near = TIE * max(1.0, abs(observed))
-        above, below = np.count_nonzero(found >= observed - near), np.count_nonzero(found <= observed + near)
+        above, below = np.count_nonzero(values >= observed - near), np.count_nonzero(values <= observed + near)
         if self.mirrored:
-            above += np.count_nonzero(found <= near - observed)
-            below += np.count_nonzero(found >= -near - observed)
+            above += np.count_nonzero(values <= near - observed)
+            below += np.count_nonzero(values >= -near - observed)
         return above / self.ways, below / self.ways
 
     def statistics(self, distance: float) -> Float64Array:
@@ -121,7 +121,7 @@ class Permutation:
         """side: 0 for the lower end, 1 for the upper one. The mean itself is never rejected."""
         sign = -1 if side == 0 else 1
         outside, inside = None, self.mean
-        for bound in sorted((one for one in bounds if sign * (one - self.mean) > 0), key=lambda one: sign * one):
+        for bound in sorted((end for end in bounds if sign * (end - self.mean) > 0), key=lambda end: sign * end):
             if self.one_sided_p(bound)[side] < level:
                 outside = bound
                 break

@@ -109,13 +109,13 @@ def reachable(
     designs = []
     for comparison in comparisons:
         sides = (comparison.treatment, comparison.control)
-        scores = [first_known(tuned_score(one, name, comparison) for one in evidence) for name in sides]
+        scores = [first_known(tuned_score(metrics, name, comparison) for metrics in evidence) for name in sides]
         deviations = [
-            first_known(tuned_deviation(one, name, comparison.metric) for one in evidence)
+            first_known(tuned_deviation(metrics, name, comparison.metric) for metrics in evidence)
             for name in comparison.networks
         ]
         known: float | None
-        known, freedom = pooled([one for one in deviations if one is not None])
+        known, freedom = pooled([deviation for deviation in deviations if deviation is not None])
         if None in deviations:
             known = None
         rows = items[comparison.name]
@@ -149,8 +149,10 @@ def reachable(
 
 def pooled(deviations: Sequence[tuple[float, int]]) -> tuple[float, float]:
     """Return the standard deviation of a difference of independent values and its degrees of freedom."""
-    variance = sum(one**2 for one, _ in deviations)
-    return math.sqrt(variance), variance**2 / max(sum(one**4 / degrees for one, degrees in deviations), 1e-300)
+    variance = sum(deviation**2 for deviation, _ in deviations)
+    return math.sqrt(variance), variance**2 / max(
+        sum(deviation**4 / degrees for deviation, degrees in deviations), 1e-300
+    )
 
 
 def room(control: float | None, higher_is_better: bool) -> float | None:
@@ -176,8 +178,10 @@ def tuned_score(tuning: Mapping[str, Any], name: str, comparison: Any) -> float 
     """Return the best mean validation score of a variant's trials, or a baseline's; None where there is none."""
     metric = comparison.metric
     if name == comparison.baseline:
-        found = [one[name]["validation"] for one in tuning.get("baselines", {}).values() if name in one]
-        return found[0].get(metric) if found else None
+        validated = [
+            baselines[name]["validation"] for baselines in tuning.get("baselines", {}).values() if name in baselines
+        ]
+        return validated[0].get(metric) if validated else None
     means = [
         trial["validation"][metric]["mean"]
         for trial in tuned_trials(tuning, name)
@@ -188,13 +192,17 @@ def tuned_score(tuning: Mapping[str, Any], name: str, comparison: Any) -> float 
 
 def tuned_deviation(tuning: Mapping[str, Any], name: str, metric: str) -> tuple[float, int] | None:
     """Return the standard deviation between seeds within a variant's trials of several seeds, and its freedom."""
-    found = [
+    deviations = [
         (trial["validation"][metric]["deviation"], trial.get("n", 2) - 1)
         for trial in tuned_trials(tuning, name)
         if trial["validation"].get(metric, {}).get("deviation") is not None
     ]
-    freedom = sum(degrees for _, degrees in found)
-    return (math.sqrt(sum(one**2 * degrees for one, degrees in found) / freedom), freedom) if freedom else None
+    freedom = sum(degrees for _, degrees in deviations)
+    return (
+        (math.sqrt(sum(deviation**2 * degrees for deviation, degrees in deviations) / freedom), freedom)
+        if freedom
+        else None
+    )
 
 
 @dataclass(frozen=True)
@@ -212,7 +220,7 @@ class Draw:
 @functools.lru_cache(maxsize=64)
 def drawn(seeds: int, one_figure: bool, level: float) -> list[Draw]:
     """Return DRAWS draws, each with its interval over seeds at 1 - ``level``."""
-    rng, found = np.random.default_rng([seeds, one_figure]), []
+    rng, draws = np.random.default_rng([seeds, one_figure]), []
     for _ in range(DRAWS):
         parts = rng.normal(size=(1, seeds)) if one_figure else rng.normal(0, math.sqrt(0.5), (2, seeds))
         test: Permutation | SignFlip
@@ -220,22 +228,22 @@ def drawn(seeds: int, one_figure: bool, level: float) -> list[Draw]:
             test = SignFlip(parts[0], SPLITS)
         else:
             test = Permutation(parts[0], parts[1], most=SPLITS, draws=SPLITS, bisections=BISECTIONS)
-        found.append(Draw(test.mean, [of_seeds(one) for one in parts], test.ends(level)))
-    return found
+        draws.append(Draw(test.mean, [of_seeds(part) for part in parts], test.ends(level)))
+    return draws
 
 
 def simulated(design: Design, spread: float, level: float) -> np.ndarray:
     """Return the decision's interval of every draw where there is no difference, float64 [DRAWS, 2]."""
     items = Items(design.item_deviation, MANY + 1)
     errors = np.random.default_rng(1).normal(0, 1, DRAWS) * design.item_deviation
-    found = np.full((DRAWS, 2), (-math.inf, math.inf))
-    for row, error, one in zip(found, errors, drawn(design.seeds, design.one_figure, level), strict=True):
-        parts = [(spread**2 * variance, degrees) for variance, degrees in one.parts]
-        over_items = Student(spread * one.mean, parts, items).ends(level)
-        if one.ends is not None and over_items is not None:
-            low, high = (spread * end for end in one.ends)
+    ends = np.full((DRAWS, 2), (-math.inf, math.inf))
+    for row, error, draw in zip(ends, errors, drawn(design.seeds, design.one_figure, level), strict=True):
+        parts = [(spread**2 * variance, degrees) for variance, degrees in draw.parts]
+        over_items = Student(spread * draw.mean, parts, items).ends(level)
+        if draw.ends is not None and over_items is not None:
+            low, high = (spread * end for end in draw.ends)
             row[:] = min(low, over_items[0]) + error, max(high, over_items[1]) + error
-    return found
+    return ends
 
 
 @dataclass(frozen=True)
@@ -271,7 +279,7 @@ def spreads(design: Design) -> list[float]:
     if design.freedom is None:
         return [spread]
     tails = (1 + SPREAD_CONFIDENCE) / 2, (1 - SPREAD_CONFIDENCE) / 2
-    low, high = (spread * math.sqrt(design.freedom / scipy.stats.chi2.ppf(one, design.freedom)) for one in tails)
+    low, high = (spread * math.sqrt(design.freedom / scipy.stats.chi2.ppf(tail, design.freedom)) for tail in tails)
     return [spread, low, high]
 
 
@@ -301,12 +309,12 @@ def reach(design: Design) -> Reach:
         return Reach(
             design.name, enough and fits, enough, enough_for_equivalence, None, None, None, None, sentences, warnings
         )
-    found = [power(design, one) for one in spreads(design)]
-    first = found[0]
+    powers = [power(design, spread) for spread in spreads(design)]
+    first = powers[0]
     detectable, supported, at_margin, of_equivalence = (
         (min(values), max(values))
         for values in zip(
-            *((p.smallest_detectable, p.smallest_supported, p.power_at_margin, p.power_of_equivalence) for p in found),
+            *((p.smallest_detectable, p.smallest_supported, p.power_at_margin, p.power_of_equivalence) for p in powers),
             strict=True,
         )
     )
@@ -341,12 +349,12 @@ def reach(design: Design) -> Reach:
 
 def between(ends: Range) -> str:
     """Return ``0.0120``, or ``0.0120 to 0.0230`` of a range."""
-    low, high = (f"{one:.4f}" for one in ends)
+    low, high = (f"{end:.4f}" for end in ends)
     return low if low == high else f"{low} to {high}"
 
 
 def shares(ends: Range) -> str:
-    low, high = (f"{one:.0%}" for one in ends)
+    low, high = (f"{end:.0%}" for end in ends)
     return low if low == high else f"{low.removesuffix('%')} to {high}"
 
 
@@ -406,7 +414,7 @@ def seeds_needed(
     (two-sided) and of equivalence. sides: how many have seeds. shared: what leaves ``item_deviation``, in words.
     """
     aims = [("a direction", abs(mean), levels[0] / 2), ("equivalence", margin - abs(mean), levels[1])]
-    found = []
+    reached = []
     for aim, distance, level in aims:
 
         def enough(seeds: int, distance: float = distance, level: float = level) -> bool:
@@ -414,9 +422,9 @@ def seeds_needed(
             return quantile(errors, level) + quantile(errors, 1 - POWER) < distance
 
         if distance > EQUAL and (needed := first_seeds(max(least, 2), enough)) is not None:
-            found.append((needed, aim))
-    if found:
-        needed, aim = min(found)
+            reached.append((needed, aim))
+    if reached:
+        needed, aim = min(reached)
         return needed, (
             f"If this mean and spread are right, a new experiment with {needed} seeds of each side would show {aim} "
             f"with a power of {POWER:.0%}."

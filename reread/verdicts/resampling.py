@@ -57,7 +57,7 @@ def item_spread_of(
     numbers = group_numbers(groups, items)
     units = items if numbers is None else int(numbers.max()) + 1
     blocks = [
-        np.stack([one(counts) for one in (*treatment, *control)], axis=1)
+        np.stack([metric(counts) for metric in (*treatment, *control)], axis=1)
         for counts in item_counts(resamples, items, np.random.default_rng(0), numbers)
     ]
     by_seed, n = np.concatenate(blocks), len(treatment)  # [R, seeds of both sides]

@@ -128,11 +128,11 @@ def perfect(name: str, scores: Sequence[float], of_seeds: bool = True) -> str:
 
 
 def named(
-    one: Mapping[str, Any], baselines: Collection[str], metric_words: str = "", higher_is_better: bool = True
+    given: Mapping[str, Any], baselines: Collection[str], metric_words: str = "", higher_is_better: bool = True
 ) -> Comparison:
     """Return the comparison that a plan has as a mapping; baselines: the names of those that there are."""
-    baseline = next((one[side] for side in ("treatment", "control") if one[side] in baselines), None)
-    return Comparison(**one, baseline=baseline, metric_words=metric_words, higher_is_better=higher_is_better)
+    baseline = next((given[side] for side in ("treatment", "control") if given[side] in baselines), None)
+    return Comparison(**given, baseline=baseline, metric_words=metric_words, higher_is_better=higher_is_better)
 
 
 @dataclass(frozen=True)
@@ -261,7 +261,7 @@ class Evidence:
         self.margin, self.exact, self.settings = margin, exact, settings
         self.parts = [first, second] if measured.kind == NETWORKS else [first - second]
         self.mean = float(first.mean() - second.mean()) if measured.kind == NETWORKS else float(self.parts[0].mean())
-        of_both = [of_seeds(one, measured.test_to_train) for one in self.parts]
+        of_both = [of_seeds(part, measured.test_to_train) for part in self.parts]
         self.over_items = Student(self.mean, of_both, measured.items)
         self.of_zero, self.of_low, self.of_high = (self.one_sided_p(bound) for bound in (0.0, -margin, margin))
         withheld = bool(measured.flags)
@@ -299,7 +299,7 @@ class Evidence:
 
     def ends(self, level: float) -> list[tuple[float, float] | None]:
         """Return the interval of either analysis at 1 - ``level``."""
-        return [one.ends(level, (-self.margin, 0.0, self.margin)) for one in self.tests]
+        return [test.ends(level, (-self.margin, 0.0, self.margin)) for test in self.tests]
 
     def word(self, level: float, equivalence_level: float) -> str:
         """Return the word at the levels that Holm's procedure leaves; flags are the caller's."""
@@ -315,11 +315,11 @@ def words(evidence: Sequence[Evidence | None], alpha: float) -> list[tuple[str, 
 
     None: a comparison that was not measured; it counts with p = 1.
     """
-    of_margin = levels([one.margin_p if one else 1.0 for one in evidence], alpha)
-    of_equivalence = levels([one.equivalence_p if one else 1.0 for one in evidence], alpha)
+    of_margin = levels([each.margin_p if each else 1.0 for each in evidence], alpha)
+    of_equivalence = levels([each.equivalence_p if each else 1.0 for each in evidence], alpha)
     return [
-        (one.word(first, second) if one else INCONCLUSIVE, first, second)
-        for one, first, second in zip(evidence, of_margin, of_equivalence, strict=True)
+        (each.word(first, second) if each else INCONCLUSIVE, first, second)
+        for each, first, second in zip(evidence, of_margin, of_equivalence, strict=True)
     ]
 
 
@@ -335,15 +335,15 @@ def judge(
     All are judged at once because Holm's procedure covers all of them. look: 1 or 2 where the experiment declared a
     second look, each of which has half of alpha.
     """
-    margins = [one.equivalence_margin or equivalence_margin for one in comparisons]
+    margins = [comparison.equivalence_margin or equivalence_margin for comparison in comparisons]
     evidence = [
-        Evidence(comparison, found, margin) if found else None
-        for comparison, found, margin in zip(comparisons, measured, margins, strict=True)
+        Evidence(comparison, scores, margin) if scores else None
+        for comparison, scores, margin in zip(comparisons, measured, margins, strict=True)
     ]
     spent = alpha if look is None else alpha / 2
     return [
-        judge_comparison(comparison, found, of_it, word, (first, second), len(comparisons), margin, alpha, look)
-        for comparison, found, of_it, (word, first, second), margin in zip(
+        judge_comparison(comparison, scores, of_it, word, (first, second), len(comparisons), margin, alpha, look)
+        for comparison, scores, of_it, (word, first, second), margin in zip(
             comparisons, measured, evidence, words(evidence, spent), margins, strict=True
         )
     ]
@@ -374,13 +374,13 @@ def judge_comparison(
     at = 2 * level[1] if word == EQUIVALENT else level[0]
     both = evidence.ends(at)
     interval = widest(both)
-    p, p_items = (evidence.two_sided(one.one_sided_p()) for one in evidence.tests)
+    p, p_items = (evidence.two_sided(test.one_sided_p()) for test in evidence.tests)
     ratio, ratio_of_equivalence = alpha / level[0], alpha / level[1]
     raised = {
         "p": min(1.0, evidence.p * ratio),
         "equivalence": min(1.0, evidence.equivalence_p * ratio_of_equivalence),
     }
-    failing, found = outliers(comparison, measured, evidence, margin)
+    failing, outlying = outliers(comparison, measured, evidence, margin)
     reasons, needed = list(measured.flags), None
     if word == INCONCLUSIVE and not measured.flags:
         needed, sentence_of_seeds = _seeds_needed(evidence, measured, level, least, margin)
@@ -394,7 +394,7 @@ def judge_comparison(
         comparison=comparison,
         verdict=word,
         sentence=sentence(
-            comparison, word, evidence.mean, interval, margin, reasons, [*measured.cautions, *found], measured, look
+            comparison, word, evidence.mean, interval, margin, reasons, [*measured.cautions, *outlying], measured, look
         ),
         equivalence_margin=margin,
         alpha=alpha,
@@ -426,7 +426,7 @@ def judge_comparison(
         failing=failing,
         flags=list(measured.flags),
         cautions=list(measured.cautions),
-        outliers=found,
+        outliers=outlying,
         earlier_reads=measured.reads.earlier,
         other_version_reads=measured.reads.other,
         related_reads=measured.reads.related,
@@ -448,14 +448,14 @@ def kind_of(comparison: Comparison) -> str:
 
 def widest(both: Sequence[tuple[float, float] | None]) -> tuple[float, float] | None:
     """Return the wider ends of the intervals; None where one of them has none."""
-    if any(one is None for one in both):
+    if any(ends is None for ends in both):
         return None
-    low, high = zip(*(one for one in both if one is not None), strict=True)
+    low, high = zip(*(ends for ends in both if ends is not None), strict=True)
     return min(low), max(high)
 
 
 def as_interval(mean: float, ends: tuple[float, float] | None) -> dict[str, float | None]:
-    low, high = (None, None) if ends is None else (one if math.isfinite(one) else None for one in ends)
+    low, high = (None, None) if ends is None else (end if math.isfinite(end) else None for end in ends)
     return {"mean": mean, "low": low, "high": high}
 
 
@@ -507,7 +507,7 @@ def _seeds_needed(
     """Return the seeds of each side that a new experiment with this mean and these spreads would need."""
     if min(map(len, evidence.parts)) < 2:
         return None, "One seed has no spread: run at least two to learn how many are needed."
-    variance = sum(float(one.var(ddof=1)) for one in evidence.parts)
+    variance = sum(float(part.var(ddof=1)) for part in evidence.parts)
     return seeds_needed(
         evidence.mean,
         math.sqrt(variance),

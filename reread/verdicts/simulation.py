@@ -99,7 +99,7 @@ def scores(world: World, difference: float, rng: np.random.Generator) -> tuple[n
 
 def evidence_of(first: np.ndarray, second: np.ndarray, world: World) -> Evidence:
     """Return the evidence of two networks with these scores, float64 [n] each."""
-    treatment, control = (Side(one.tolist(), range(len(one))) for one in (first, second))
+    treatment, control = (Side(scores.tolist(), range(len(scores))) for scores in (first, second))
     items = Items(world.item_deviation, ITEMS, ITEMS)
     return Evidence(COMPARISON, Measured(NETWORKS, treatment, control, items), world.margin, EXACT, **SETTINGS)
 
@@ -108,7 +108,7 @@ def experiments(world: World, draws: int, seed: int = 0) -> Iterator[list[Eviden
     """Yield the evidence of each of ``draws`` experiments, [K]."""
     rng = np.random.default_rng([seed, world.seeds, *world.shape.encode()])
     for _ in range(draws):
-        yield [evidence_of(*scores(world, one, rng), world) for one in world.differences]
+        yield [evidence_of(*scores(world, difference, rng), world) for difference in world.differences]
 
 
 @dataclass(frozen=True)
@@ -126,19 +126,19 @@ class Rates:
     coverage: float
 
 
-def rates(world: World, found: Sequence[Sequence[Evidence]], comparisons: int, alpha: float = ALPHA) -> Rates:
+def rates(world: World, experiments: Sequence[Sequence[Evidence]], comparisons: int, alpha: float = ALPHA) -> Rates:
     """Return the rates of experiments of ``comparisons`` comparisons: those of ``found`` are cut into as many."""
     counts, groups = np.zeros(3), 0
-    for experiment in found:
+    for experiment in experiments:
         for first in range(0, len(experiment) - comparisons + 1, comparisons):
             group = slice(first, first + comparisons)
             judged = [word for word, _, _ in words(experiment[group], alpha)]
             counts += wrong(judged, experiment[group], world.differences[group], world.margin)
             groups += 1
     held = [
-        min(one.one_sided_p(truth)) >= alpha / 2
-        for experiment in found
-        for one, truth in zip(experiment, world.differences, strict=True)
+        min(evidence.one_sided_p(truth)) >= alpha / 2
+        for experiment in experiments
+        for evidence, truth in zip(experiment, world.differences, strict=True)
     ]
     direction, size, equivalence = (counts / groups).tolist()
     return Rates(direction, size, equivalence, float(np.mean(held)))
@@ -149,9 +149,9 @@ def wrong(
 ) -> tuple[bool, bool, bool]:
     """Return whether an experiment has a wrong direction, a wrong size, and a wrong equivalence."""
     direction = size = equivalence = False
-    for word, one, truth in zip(judged, evidence, truths, strict=True):
+    for word, compared, truth in zip(judged, evidence, truths, strict=True):
         if word in (SUPPORTED, REFUTED, DIFFERENT):
-            direction |= one.mean * truth <= 0
+            direction |= compared.mean * truth <= 0
         size |= word in (SUPPORTED, REFUTED) and abs(truth) <= margin
         equivalence |= word == EQUIVALENT and abs(truth) >= margin
     return direction, size, equivalence
@@ -163,12 +163,12 @@ def power(world: World, comparisons: Sequence[int], draws: int, seed: int = 0) -
     float64 [2, C]: by pairs and by the rule, for each number of comparisons. By pairs: the sign-flip test of the
     differences of equal seeds over the same items, as version 1 of the rule had it.
     """
-    rng, found = np.random.default_rng([seed, world.seeds]), np.zeros((2, draws))
+    rng, p_values = np.random.default_rng([seed, world.seeds]), np.zeros((2, draws))
     for draw in range(draws):
         first, second = scores(world, world.differences[0], rng)
-        found[0, draw] = SignFlip(first - second, SETTINGS["draws"]).one_sided_p()[0]
-        found[1, draw] = evidence_of(first, second, world).of_zero[0]
-    shares: np.ndarray = (2 * found[:, None] < ALPHA / np.asarray(comparisons)[:, None]).mean(axis=2)
+        p_values[0, draw] = SignFlip(first - second, SETTINGS["draws"]).one_sided_p()[0]
+        p_values[1, draw] = evidence_of(first, second, world).of_zero[0]
+    shares: np.ndarray = (2 * p_values[:, None] < ALPHA / np.asarray(comparisons)[:, None]).mean(axis=2)
     return shares
 
 
@@ -177,9 +177,9 @@ def looks(world: World, sizes: Sequence[int], level: float, draws: int, seed: in
 
     Each look tests all seeds so far at ``level``. The test items are the same in all looks.
     """
-    rng, found = np.random.default_rng([seed, *sizes]), 0
+    rng, wrong = np.random.default_rng([seed, *sizes]), 0
     whole = World(world.shape, max(sizes), world.differences, world.margin, world.item_deviation)
     for _ in range(draws):
         first, second = scores(whole, 0.0, rng)
-        found += any(evidence_of(first[:n], second[:n], world).p < level for n in sizes)
-    return found / draws
+        wrong += any(evidence_of(first[:n], second[:n], world).p < level for n in sizes)
+    return wrong / draws

@@ -169,12 +169,12 @@ def levels(p_values: Sequence[float], alpha: float) -> list[float]:
 
     In the order of their p values, the first that is not rejected ends the procedure, and the others have its level.
     """
-    found, left, ended = [0.0] * len(p_values), len(p_values), False
+    adjusted, left, ended = [0.0] * len(p_values), len(p_values), False
     for index in sorted(range(len(p_values)), key=lambda index: p_values[index]):
-        found[index] = alpha / left
-        ended = ended or p_values[index] >= found[index]
+        adjusted[index] = alpha / left
+        ended = ended or p_values[index] >= adjusted[index]
         left -= not ended
-    return found
+    return adjusted
 
 
 def shift(treatment: np.ndarray, control: np.ndarray | None = None) -> float:

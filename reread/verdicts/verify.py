@@ -36,23 +36,23 @@ Recompute = Callable[[Mapping[str, Any]], tuple[Side, Side, Items] | None]
 def published(folder: Path) -> list[dict[str, Any]]:
     """Return the verdicts of results/NAME or of a study's folder. InputError for those of another rule's version."""
     if (folder / VERDICTS).is_file():
-        found = read_object(folder / VERDICTS, "verdicts")["verdicts"]
+        verdicts = read_object(folder / VERDICTS, "verdicts")["verdicts"]
     elif (folder / STUDY).is_file():
-        found = [one["measured"] for one in judged_claims(read_object(folder / STUDY, "provenance"))]
+        verdicts = [claim["measured"] for claim in judged_claims(read_object(folder / STUDY, "provenance"))]
     else:
         raise InputError(f"{folder} has no {VERDICTS} and no {STUDY}: give a folder of results/")
-    for one in found:
-        if "scores" not in one:
+    for verdict in verdicts:
+        if "scores" not in verdict:
             raise InputError(
-                f"{folder}: the verdict of '{one['name']}' has no scores: it is of an older rule than {VERSION}, which "
-                "published none"
+                f"{folder}: the verdict of '{verdict['name']}' has no scores: it is of an older rule than {VERSION}, "
+                "which published none"
             )
-    return list(found)
+    return list(verdicts)
 
 
 def judged_claims(study: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Return the claims of a study that the rule judged; others have measurements of their own."""
-    return [one for one in study.get("claims", ()) if "equivalence_margin" in one.get("measured", {})]
+    return [claim for claim in study.get("claims", ()) if "equivalence_margin" in claim.get("measured", {})]
 
 
 def judge_again(
@@ -65,11 +65,11 @@ def judge_again(
     """
     if not verdicts:
         return []
-    names = [one.name for one in fields(Comparison)]
+    names = [member.name for member in fields(Comparison)]
     # verdict.json has the ratio itself under ``ratio``, or null.
-    known = [{**one, "ratio": bool(one.get("ratio"))} for one in verdicts]
-    comparisons = [Comparison(**{name: one[name] for name in names if name in one}) for one in known]
-    measured = [measured_of(one, recompute, count or published_reads) for one in verdicts]
+    known = [{**verdict, "ratio": bool(verdict.get("ratio"))} for verdict in verdicts]
+    comparisons = [Comparison(**{name: verdict[name] for name in names if name in verdict}) for verdict in known]
+    measured = [measured_of(verdict, recompute, count or published_reads) for verdict in verdicts]
     first = verdicts[0]
     return judge(comparisons, measured, margin_of(verdicts), first["alpha"], first["look"])
 
@@ -141,7 +141,7 @@ def measured_of(verdict: Mapping[str, Any], recompute: Recompute | None, count: 
 def verify(folder: Path, recompute: Recompute | None = None, count: Count | None = None) -> list[str]:
     """Return a line for each value of the published verdicts that the rule does not give again; none if all agree."""
     verdicts = published(folder)
-    again = [rounded(one.as_dict()) for one in judge_again(verdicts, recompute, count)]
+    again = [rounded(verdict.as_dict()) for verdict in judge_again(verdicts, recompute, count)]
     lines = [f"{old['name']}: {line}" for old, new in zip(verdicts, again, strict=True) for line in unlike(old, new)]
     if (folder / VERDICTS).is_file():
         lines += of_files(folder, verdicts)
@@ -155,11 +155,11 @@ def write_again(folder: Path, recompute: Recompute | None = None, count: Count |
     """
     again = judge_again(published(folder), recompute, count)
     if (folder / VERDICTS).is_file():
-        judged = rounded([one.as_dict() for one in again])
+        judged = rounded([verdict.as_dict() for verdict in again])
         old = read_object(folder / VERDICTS, "verdicts")
         write_json(folder / VERDICTS, kept(old, {**old, "verdicts": judged}))
         if (folder / SUMMARY).is_file():
-            words = {one.comparison.name: one.verdict for one in again}
+            words = {verdict.comparison.name: verdict.verdict for verdict in again}
             write_json(folder / SUMMARY, {**read_object(folder / SUMMARY, "verdict"), "verdict": words})
     else:
         old = read_object(folder / STUDY, "claims")
@@ -189,30 +189,33 @@ def unlike(old: Any, new: Any, where: str = "") -> Iterator[str]:
 
 
 def same(old: Any, new: Any) -> bool:
-    numbers = all(isinstance(one, int | float) and not isinstance(one, bool) for one in (old, new))
+    numbers = all(isinstance(value, int | float) and not isinstance(value, bool) for value in (old, new))
     return bool(abs(old - new) <= NEAR if numbers else old == new)
 
 
 def of_files(folder: Path, verdicts: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     """Yield where the verdicts of an experiment differ from the scores, the plan and the words beside them."""
     metrics, plan = read_object(folder / METRICS, "variants"), read_object(folder / PLAN, "comparisons")
-    for one in verdicts:
-        for side, name in zip(SIDES, (one["treatment"], one["control"]), strict=True):
-            known = scores_of(metrics, one, name)
-            if one["scores"] and known is not None:
-                given = dict(zip(one["seeds"][side] or [None], one["scores"][side], strict=True))
-                yield from (f"{one['name']}: {line}" for line in unlike(given, known, f"scores of {name}"))
-        if one["look"] != which_look(plan):
-            yield f"{one['name']}: look is {one['look']}, and by the plan it is {which_look(plan)}"
-    planned = {one["name"]: {"equivalence_margin": plan["equivalence_margin"], **one} for one in plan["comparisons"]}
-    judged = {one["name"]: one for one in verdicts}
+    for verdict in verdicts:
+        for side, name in zip(SIDES, (verdict["treatment"], verdict["control"]), strict=True):
+            known = scores_of(metrics, verdict, name)
+            if verdict["scores"] and known is not None:
+                given = dict(zip(verdict["seeds"][side] or [None], verdict["scores"][side], strict=True))
+                yield from (f"{verdict['name']}: {line}" for line in unlike(given, known, f"scores of {name}"))
+        if verdict["look"] != which_look(plan):
+            yield f"{verdict['name']}: look is {verdict['look']}, and by the plan it is {which_look(plan)}"
+    planned = {
+        comparison["name"]: {"equivalence_margin": plan["equivalence_margin"], **comparison}
+        for comparison in plan["comparisons"]
+    }
+    judged = {verdict["name"]: verdict for verdict in verdicts}
     for name in sorted({*planned, *judged}):
         if name not in planned or name not in judged:
             yield f"{name}: it is in {PLAN if name in planned else VERDICTS} alone"
             continue
         given = {key: judged[name].get(key) for key in planned[name]}
         yield from (f"{name}: {line}, by {PLAN}" for line in unlike(given, planned[name]))
-    words = {one["name"]: one["verdict"] for one in verdicts}
+    words = {verdict["name"]: verdict["verdict"] for verdict in verdicts}
     if (folder / SUMMARY).is_file():
         yield from unlike(read_object(folder / SUMMARY, "verdict")["verdict"], words, f"{SUMMARY}: verdict")
     if (folder / DIFFERENCES).is_file():
@@ -230,19 +233,23 @@ def scores_of(metrics: Mapping[str, Any], verdict: Mapping[str, Any], name: str)
     if name == verdict["control"] and verdict.get("reference") is not None:
         return {None: verdict["reference"]}
     if name == verdict["baseline"]:
-        network = next(one for one in (verdict["treatment"], verdict["control"]) if one in metrics["variants"])
+        network = next(side for side in (verdict["treatment"], verdict["control"]) if side in metrics["variants"])
         of_data = metrics["baselines"].get(metrics["variants"][network]["data"], {})
         if by_seed := of_data.get(name, {}).get("seeds"):
-            return {int(seed): one[split].get(metric) for seed, one in by_seed.items()}
-        found = [one[name][split].get(metric) for one in metrics["baselines"].values() if name in one]
+            return {int(seed): measured[split].get(metric) for seed, measured in by_seed.items()}
+        scores = [
+            baselines[name][split].get(metric) for baselines in metrics["baselines"].values() if name in baselines
+        ]
         # Baselines of several data sets share their names.
-        match = [one for one in found if one in verdict["scores"].get("control", []) + verdict["scores"]["treatment"]]
-        return {None: (match or found)[0]} if found and found[0] is not None else None
+        match = [
+            score for score in scores if score in verdict["scores"].get("control", []) + verdict["scores"]["treatment"]
+        ]
+        return {None: (match or scores)[0]} if scores and scores[0] is not None else None
     if name not in metrics["variants"]:
         return None
     by_seed = metrics["variants"][name]["seeds"]
-    found_scores = {int(seed): one[split].get(metric) for seed, one in by_seed.items()}
-    return None if None in found_scores.values() else dict(sorted(found_scores.items()))
+    of_seeds = {int(seed): measured[split].get(metric) for seed, measured in by_seed.items()}
+    return None if None in of_seeds.values() else dict(sorted(of_seeds.items()))
 
 
 def with_claims(study: Mapping[str, Any], again: Sequence[Verdict]) -> dict[str, Any]:
@@ -250,10 +257,10 @@ def with_claims(study: Mapping[str, Any], again: Sequence[Verdict]) -> dict[str,
     new = iter(again)
     claims = []
     judged = judged_claims(study)
-    for one in study["claims"]:
-        if one in judged:
+    for claim in study["claims"]:
+        if claim in judged:
             verdict = next(new)
-            says = verdict.sentence if one["says"] == one["measured"]["sentence"] else one["says"]
-            one = {**one, "verdict": verdict.verdict, "says": says, "measured": rounded(verdict.as_dict())}
-        claims.append(one)
+            says = verdict.sentence if claim["says"] == claim["measured"]["sentence"] else claim["says"]
+            claim = {**claim, "verdict": verdict.verdict, "says": says, "measured": rounded(verdict.as_dict())}
+        claims.append(claim)
     return {**study, "claims": claims, **({"rule": RULE} if "rule" in study else {})}
