@@ -353,17 +353,13 @@ def verdicts(experiment: str) -> Table | str:
 
 
 def verdict_table(judged: list[dict[str, Any]]) -> Table:
-    """Return claims with their verdicts."""
-    rows = [
-        [
-            one["claim"],
-            verdict(one["verdict"]),
-            interval(one["interval"], 4),
-            f"{one['equivalence_margin']:g}",
-            f"{one['holm_p']:.3f}",
-        ]
-        for one in judged
-    ]
+    """Return claims with their verdicts; a ratio and its margin are factors."""
+    rows = []
+    for claim in judged:
+        sizes = [interval(claim["interval"], 4), f"{claim['equivalence_margin']:g}"]
+        if ratio := claim.get("ratio"):
+            sizes = [f"×{interval(ratio, 2, sign=False)}", f"×{ratio['margin']:g}"]
+        rows.append([claim["claim"], verdict(claim["verdict"]), *sizes, f"{claim['holm_p']:.3f}"])
     return ["claim", "verdict", "difference", "margin", "p after Holm"], rows
 
 
@@ -373,13 +369,19 @@ def command_claims(name: str) -> Table:
 
 
 def arms(name: str) -> Table:
-    """Return each arm of results/claims/NAME with the mean of its scores and the score of each seed."""
+    """Return each arm of results/claims/NAME with the mean of its scores and the score of each seed, by metric."""
     rows = {}
-    for one in read_json(f"results/claims/{name}/verdict.json")["claims"]:
+    for claim in read_json(f"results/claims/{name}/verdict.json")["claims"]:
         for side in ("treatment", "control"):
-            scores = one["scores"][side]
-            rows[one[side]] = [f"`{one[side]}`", f"{mean(scores):.3f}", ", ".join(f"{score:.3f}" for score in scores)]
-    return ["arm", "mean", "each seed"], list(rows.values())
+            scores = claim["scores"][side]
+            if claim["ratio"]:  # Their logarithms are judged.
+                scores = [math.exp(score) for score in scores]
+            digits = 3 if max(scores) >= 0.1 else 5
+            shown = [f"{score:.{digits}f}" for score in (mean(scores), *scores)]
+            rows[claim["metric"], claim[side]] = [claim["metric"], f"`{claim[side]}`", shown[0], ", ".join(shown[1:])]
+    if len({metric for metric, _ in rows}) > 1:
+        return ["metric", "arm", "mean", "each seed"], sorted(rows.values())
+    return ["arm", "mean", "each seed"], [row[1:] for row in rows.values()]
 
 
 def accuracies(experiment: str) -> Table | str:
