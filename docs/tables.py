@@ -323,7 +323,7 @@ def overview() -> Table:
         if name == "tiny" or name.endswith("-tuning") or not claims(name):
             continue
         link, found = f"[`{name}`]({page_of(name)})", published(name, "verdicts.json")
-        if found is None:
+        if not (found and found["verdicts"]):
             rows.append([link, str(len(claims(name))), "", "not run yet"])
             continue
         words = Counter(one["verdict"] for one in found["verdicts"])
@@ -347,7 +347,8 @@ def page_of(experiment: str) -> str:
 
 def verdicts(experiment: str) -> Table | str:
     found = published(experiment, "verdicts.json")
-    if found is None:
+    # Results may be older than the comparisons.
+    if not (found and found["verdicts"]):
         return not_run(experiment)
     return verdict_table(found["verdicts"])
 

@@ -1,7 +1,7 @@
 """A recurrent layer that recalls, at the end of a sequence, the symbols of its beginning (reread/kinds/symbols.py).
 
 Each step reads the symbol, one of A inputs, an input that marks a symbol to be remembered, and one that asks. Scores
-are those of A symbols at each of P positions, in the order of the data's classes.
+are those of A symbols at each of P positions, in the order of the data's outputs.
 
 Shape legend: n rows, T steps, A symbols of the alphabet, P positions, H units.
 """

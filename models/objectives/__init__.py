@@ -5,8 +5,9 @@
                those of the training split while a network is trained, else None
 
 A network's outputs are scores float [n, K], or a tuple whose first entry they are: what else is in it only the loss
-reads. ``target`` is int64 [n] where a row has one label, float32 [n, K] of 0 and 1 where it has several, and float32
-[n, 1] where the data asks for a number; K is 1 then.
+reads. ``target`` is int64 [n] where a row has one label, float32 [n, K] of 0 and 1 where it has several, float32
+[n, 1] where the data asks for a number (K is 1 then), and uint8 [n, P] where it asks for a symbol at each of P
+positions.
 """
 
 from collections.abc import Mapping
@@ -46,8 +47,9 @@ class Objective(Protocol):
         """Return the probability of each class, or the predicted number, as ``scores`` are [n, K]."""
 
     def correct(self, scores: "Tensor", target: "Tensor") -> "Tensor":
-        """Return which rows (bool [n]) or, with several labels, which entries (bool [n, K]) are right. Of a number, how
-        right each row is (float [n, 1], at most 1). Its mean is what training maximises."""
+        """Return which rows (bool [n]) or, with several labels, which entries (bool [n, K]) are right, and of symbols
+        which positions (bool [n, P]). Of a number, how right each row is (float [n, 1], at most 1). Its mean is what
+        training maximises."""
 
 
 def make_objective(

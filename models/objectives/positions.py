@@ -1,9 +1,8 @@
-"""Several positions with one class each: cross entropy and softmax per position.
+"""A symbol at each of several positions: cross entropy and softmax per position.
 
-The data's labels have several classes, in groups of the same size, one group per position, and each row has one class
-of each group.
+Scores float [n, K] are those of the symbols of the first position, then those of the next; targets are uint8 [n, P].
 
-Shape legend: n rows, P positions, A classes of a position, K = P A classes.
+Shape legend: n rows, P positions, A symbols of the alphabet, K = P A outputs.
 """
 
 from collections.abc import Mapping
@@ -24,7 +23,7 @@ class Settings:
 
 
 class Positions:
-    """positions: P, by which the number of classes is divided."""
+    """positions: P, by which the number of outputs is divided."""
 
     def __init__(self, positions: int) -> None:
         self.positions = positions
@@ -33,22 +32,23 @@ class Positions:
         return self.held_out_loss(scores(outputs), target)
 
     def held_out_loss(self, scores: Tensor, target: Tensor) -> Tensor:
-        wanted = self._apart(target).argmax(dim=2)
-        return functional.cross_entropy(self._apart(scores).flatten(0, 1), wanted.flatten())
+        return functional.cross_entropy(self._apart(scores).flatten(0, 1), target.long().flatten())
 
     def probabilities(self, scores: Tensor) -> Tensor:
         return self._apart(scores).softmax(dim=2).flatten(1)
 
     def correct(self, scores: Tensor, target: Tensor) -> Tensor:
-        """Return whether the highest score of each position is that of its class, bool [n, P]."""
-        return self._apart(scores).argmax(dim=2) == self._apart(target).argmax(dim=2)
+        """Return whether the highest score of each position is that of its symbol, bool [n, P]."""
+        return self._apart(scores).argmax(dim=2) == target
 
-    def _apart(self, values: Tensor) -> Tensor:
-        return values.unflatten(1, (self.positions, -1))
+    def _apart(self, scores: Tensor) -> Tensor:
+        return scores.unflatten(1, (self.positions, -1))
 
 
 def build(settings: Settings, description: Mapping[str, Any], labels: np.ndarray | None) -> Positions:
-    """Build the objective; InputError where the data has no positions."""
+    """Build the objective; InputError where the data asks for no symbols by position."""
     if "positions" not in description:
-        raise InputError(f"objective 'positions' does not fit {description['name']}: its labels have no positions")
+        raise InputError(
+            f"objective 'positions' does not fit {description['name']}: it asks for no symbols by position"
+        )
     return Positions(description["positions"])

@@ -2,7 +2,7 @@
 
 reread verify results/imdb                 one experiment
 reread verify results/*                    all of them; what has no verdicts is left out
-reread verify results/studies/copying      the claims of a study
+reread verify results/studies/gates/imdb   the claims of a study
 reread verify verdict.json                 a verdict of `reread judge`, from the scores in it
 reread verify verdict.json scores.csv      the same from the files of scores, whose digests are compared too
 reread verify --write results/*            replace the verdicts by those of today's rule and ledger

@@ -8,8 +8,7 @@ are read at every lag. A row of the training split has a lag between 1 and ``lag
 network can begin with what it can reach; a row of the other splits has ``lag`` itself.
 
 Each code of a sequence is 0 where it has ended, 1 to A for a distractor, A + 1 to 2 A for a symbol to be remembered,
-and 2 A + 1 for a request. Labels have several classes of which each of P positions has one: class p A + a is symbol a
-at position p.
+and 2 A + 1 for a request. Targets are the symbols to be remembered, by position (reread/goals/symbols.py).
 
 Shape legend: N rows, A symbols of the alphabet, P positions, L the longest lag, T codes of the longest sequence.
 """
@@ -41,15 +40,14 @@ class Settings:
 class SymbolRows:
     """The rows that a source makes.
 
-    symbols uint8 [N, P + L], each below ``alphabet``; lag_shares float64 [N] from 0 to 1, the share of the logarithm of
-    the lag that a row of the training split has; split uint8 [N], 0 to 2 in the order of SPLITS; positions: P.
+    symbols uint8 [N, P + L], each below A; lag_shares float64 [N] from 0 to 1, the share of the logarithm of the lag
+    that a row of the training split has; split uint8 [N], 0 to 2 in the order of SPLITS; positions: P.
     """
 
     about: Any
     symbols: np.ndarray
     lag_shares: np.ndarray
     split: np.ndarray
-    alphabet: int
     positions: int
     kind: ClassVar[str] = "symbols"
 
@@ -85,16 +83,14 @@ class SymbolDataSet:
 
 
 def write(name: str, directory: Path, rows: SymbolRows) -> RawRows:
-    """Write the arrays and labels.npy, uint8 [N, P A], by split and then by the sha256 of the row."""
+    """Write the arrays and labels.npy, uint8 [N, P], by split and then by the sha256 of the row."""
     digests = [
         hashlib.sha256(split.tobytes() + share.astype("<f8").tobytes() + symbols.tobytes()).digest()
         for symbols, share, split in zip(rows.symbols, rows.lag_shares, rows.split, strict=True)
     ]
     order = sorted(range(len(digests)), key=lambda row: (rows.split[row], digests[row]))
     arrays = {file: np.ascontiguousarray(getattr(rows, file)[order]) for file in FILES}
-    remembered = arrays["symbols"][:, : rows.positions]
-    labels = remembered[..., None] == np.arange(rows.alphabet)
-    arrays["labels"] = labels.reshape(len(labels), -1).astype(np.uint8)
+    arrays["labels"] = np.ascontiguousarray(arrays["symbols"][:, : rows.positions])
     for file, array in arrays.items():
         np.save(directory / f"{file}.npy", array, allow_pickle=False)
     contents = {"exact": (row.tobytes() for row in arrays["symbols"])}
@@ -102,13 +98,13 @@ def write(name: str, directory: Path, rows: SymbolRows) -> RawRows:
 
 
 def prepare(data: SymbolDataSet, settings: Settings, working: Path) -> dict[str, Any]:
-    """Write codes.npy uint8 [N, T], labels.npy and raw_indices.npy; return ``splits``, ``alphabet``, ``positions``.
+    """Write codes.npy uint8 [N, T], labels.npy and raw_indices.npy; return ``splits`` and ``alphabet``, which is A.
 
     T is 2 P + ``lag``. InputError for a lag that is longer than the raw rows.
     """
     symbols, labels = data.array("symbols"), data.labels
-    positions = _positions(data.entry.classes)
-    alphabet, longest = labels.shape[1] // positions, symbols.shape[1] - positions
+    positions = labels.shape[1]
+    alphabet, longest = len(data.entry.classes) // positions, symbols.shape[1] - positions
     if settings.lag > longest:
         raise InputError(f"preprocessing.{data.name}: lag is {settings.lag}: its rows have lags up to {longest}")
     training = data.split == SPLITS.index("train")
@@ -123,16 +119,7 @@ def prepare(data: SymbolDataSet, settings: Settings, working: Path) -> dict[str,
     np.save(working / "labels.npy", labels, allow_pickle=False)
     np.save(working / "raw_indices.npy", np.arange(len(labels)), allow_pickle=False)
     splits = {split: [start, stop] for split, start, stop in zip(SPLITS, [0, *stops], stops, strict=False)}
-    return {"splits": splits, "alphabet": alphabet, "positions": positions}
-
-
-def class_names(alphabet: int, positions: int) -> tuple[str, ...]:
-    """Return the names of the classes, "POSITION:SYMBOL"."""
-    return tuple(f"{position + 1}:{symbol}" for position in range(positions) for symbol in range(alphabet))
-
-
-def _positions(classes: Sequence[str]) -> int:
-    return len({name.split(":")[0] for name in classes})
+    return {"splits": splits, "alphabet": alphabet}
 
 
 KIND = Kind(

@@ -150,9 +150,9 @@ def sizes(entry: DataSetEntry) -> str:
 
 
 def outputs(entry: DataSetEntry) -> str:
-    """Say what is asked of a row: "9 classes", or the number's name."""
+    """Say what is asked of a row: "9 classes", the number's name, or "32 outputs"."""
     if goals.beyond_labels(entry.task):
-        return ", ".join(entry.classes)
+        return entry.classes[0] if len(entry.classes) == 1 else f"{len(entry.classes)} outputs"
     return f"{len(entry.classes)} classes"
 
 
@@ -160,7 +160,7 @@ def class_counts(data: RawDataSet) -> np.ndarray:
     """Return how many rows of each split have each class, int [K, 3]."""
     labels, several = data.labels, data.entry.task == "multi-label"
     if goals.beyond_labels(data.entry.task):
-        labels = np.zeros(len(labels), int)  # the one output has all rows
+        return np.tile(np.bincount(data.split, minlength=len(SPLITS)), (len(data.entry.classes), 1))
     member = labels == 1 if several else labels[:, None] == np.arange(len(data.entry.classes))
     return np.stack([member[data.split == number].sum(axis=0) for number in range(len(SPLITS))], axis=1)
 

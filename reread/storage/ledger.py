@@ -6,7 +6,7 @@ them outside of it, so no command can pass by the ledger.
 results/test-reads.jsonl is committed, one JSON object per line:
 
     date     UTC, to the second: when the read began
-    reader   the experiment's name, or what else read: "speed record 94", "study copying"
+    reader   the experiment's name, or what else read: "speed record 94", "study copying_gates"
     plan     the key of what decides the read; of an experiment: settings, seeds, comparisons and data, on any machine
     data     by data set whose test split was read, its version in data.manifest.json; "" where it is not known
     changed  what differs from the reader's last entry, or from the last one that shares a network's settings

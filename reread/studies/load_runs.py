@@ -12,15 +12,14 @@ import torch
 import models
 from reread.batches import collation
 from reread.batches.subsets import segment_arange, select_rows
-from reread.evaluation.run import find_evaluation
 from reread.planning.plan import Plan
-from reread.storage.arrays import Float32Array, Int64Array
+from reread.storage.arrays import Int64Array
 from reread.storage.digests import whole
 from reread.storage.errors import InputError
 from reread.storage.files import read_json
 from reread.storage.job import Job
 from reread.storage.prepared import Prepared, open_prepared
-from reread.storage.run_folder import RESULT, RunFolder, evaluate_again
+from reread.storage.run_folder import RESULT, RunFolder
 
 BATCH_SIZE = 64
 
@@ -129,20 +128,6 @@ class EvaluatedExperiment:
         """Return a metric of each seed, in the order of the plan's seeds."""
         seeds = self.metrics["variants"][variant]["seeds"]
         return [seeds[str(seed)][split][metric] for seed in self.plan.seeds]
-
-    def probabilities(self, job: Job, split: str) -> Float32Array:
-        """Return what the run of ``job`` predicts for each row of a split, float32 [rows, K], from its evaluation.
-
-        InputError where there is none: a study reads no split that the experiment has not read.
-        """
-        folder = find_evaluation(job.run_directory, self.plan.splits)
-        if folder is None:
-            raise InputError(
-                f"{job.run_directory} has no evaluation by this source: "
-                f"run `reread evaluate --experiment {self.plan.name}`"
-            )
-        found: Float32Array = np.load(whole(folder / f"{split}.npy", evaluate_again(folder)), allow_pickle=False)
-        return found
 
 
 def evaluated_experiment(plan: Plan) -> EvaluatedExperiment:

@@ -85,8 +85,8 @@ def write_symbols(directory: Path) -> None:
     codes = np.where(place < positions, alphabet + 1 + symbols, 1 + symbols)
     codes = np.where(place >= positions + lags, 2 * alphabet + 1, codes)
     codes[place >= 2 * positions + lags] = 0
-    labels = (symbols[:, :positions, None] == np.arange(alphabet)).reshape(ROWS, -1).astype(np.uint8)
-    more = {"kind": "symbols", "task": "multi-label", "alphabet": alphabet, "positions": positions}
+    labels = symbols[:, :positions].astype(np.uint8)
+    more = {"kind": "symbols", "task": "symbols", "alphabet": alphabet, "positions": positions}
     classes = [f"{position}:{symbol}" for position in range(positions) for symbol in range(alphabet)]
     write_prepared(directory, {"codes": codes.astype(np.uint8), "labels": labels}, more | {"classes": classes})
 

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import numpy as np
 
-from reread.kinds.symbols import SymbolRows, class_names
+from reread.goals.symbols import output_names
+from reread.kinds.symbols import SymbolRows
 from reread.preprocessing.raw import About
 from reread.storage.prepared import SPLITS
 
@@ -17,10 +18,10 @@ ARCHIVES = ()
 ALPHABET, POSITIONS, LONGEST_LAG = 8, 4, 200
 ROWS = {"train": 22_400, "validation": 200, "test": 500}
 ABOUT = About(
-    classes=class_names(ALPHABET, POSITIONS),
+    classes=output_names(ALPHABET, POSITIONS),
     source="drawn from a fixed seed, after Arjovsky, Shah and Bengio 2016, arXiv 1511.06464",
     licence="CC0-1.0",
-    task="multi-label",
+    task="symbols",
 )
 
 
@@ -30,4 +31,4 @@ def rows(archives: Sequence[Path] = (), progress: Callable[[str], None] = lambda
     generator = np.random.default_rng(0)
     symbols = generator.integers(ALPHABET, size=(count, POSITIONS + LONGEST_LAG), dtype=np.uint8)
     split = np.repeat(np.arange(len(SPLITS), dtype=np.uint8), [ROWS[name] for name in SPLITS])
-    return SymbolRows(ABOUT, symbols, generator.random(count), split, ALPHABET, POSITIONS)
+    return SymbolRows(ABOUT, symbols, generator.random(count), split, POSITIONS)

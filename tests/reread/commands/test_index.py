@@ -41,7 +41,7 @@ def test_verdicts_of_both_kinds_are_listed_with_their_files(reread, verdicts, tm
 
 
 def test_every_published_claim_becomes_a_verdict_that_can_be_verified_alone(reread, verdicts, tmp_path):
-    shutil.copytree(ROOT / "results/studies/copying", verdicts / "study")
+    shutil.copytree(ROOT / "results/studies/deletion/docstrings", verdicts / "study")
     reread("index", str(verdicts), "--output", str(tmp_path / "site"))
     for place in ("published/precision-han", "study"):
         path = tmp_path / "site" / place / "verdict.json"

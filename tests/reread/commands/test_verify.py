@@ -121,8 +121,8 @@ def test_a_word_is_written_wherever_it_is_shown(capsules):
 
 
 def test_claims_of_a_study_are_written_too(tmp_path):
-    shutil.copytree(ROOT / "results/copying", tmp_path / "copying")
-    folder = Path(shutil.copytree(ROOT / "results/studies/copying", tmp_path / "studies/copying"))
+    shutil.copytree(ROOT / "results/quantiles-docstrings", tmp_path / "quantiles-docstrings")
+    folder = Path(shutil.copytree(ROOT / "results/studies/quantiles/docstrings", tmp_path / "studies/docstrings"))
     published = json.loads((folder / "results.json").read_text())
     edit(folder / "results.json", lambda study: study["claims"][0]["measured"].update(other_version_reads=0, mean=0.5))
     assert "mean is published as 0.5" in verify("--write", folder)
