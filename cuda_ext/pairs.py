@@ -70,7 +70,8 @@ def main() -> None:
         lines += [own, peer]
         logs.append(math.log(peer["score"] / own["score"]))
         print(f"process {process}: {own['score']:.4g} ms, {arguments.peer} {peer['score']:.4g} ms", flush=True)
-    write(arguments.output, lines)
+        # A measurement that is interrupted keeps the processes that have ended.
+        write(arguments.output, lines)
     print(f"{arguments.peer} takes {math.exp(statistics.fmean(logs)):.4g} times as long")
 
 

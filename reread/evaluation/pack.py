@@ -35,7 +35,8 @@ RUN_FILES = (JOB, RESULT, HISTORY, ENVIRONMENT, TIMING, DIGESTS)
 
 def files_of(run: Path) -> list[Path]:
     """Return the files of a finished run that travel: its results, and its evaluations that are complete."""
-    complete = [path.parent for path in sorted(run.glob(f"{EVALUATION}/*/{METRICS}"))]
+    # An evaluation that is being written has a hidden folder until it is complete.
+    complete = [path.parent for path in sorted(run.glob(f"{EVALUATION}/[!.]*/{METRICS}"))]
     evaluated = [path for folder in complete for path in sorted(folder.iterdir())]
     return [path for path in (*(run / name for name in RUN_FILES), reads_file(run), *evaluated) if path.is_file()]
 

@@ -71,6 +71,17 @@ def test_each_call_adds_what_is_new(machine, tmp_path):
                       and one.name != "log.txt"}  # fmt: skip
 
 
+def test_an_evaluation_that_is_being_written_is_left_for_the_next_call(machine, tmp_path):
+    folder = tmp_path / "machine"
+    shutil.copytree(machine, folder)
+    (evaluation,) = (folder / "runs/seed1/evaluation").iterdir()
+    evaluation.rename(hidden := evaluation.with_name(f".{evaluation.name}.a1b2c3"))
+    with tarfile.open(folder / pack(folder)[0]) as archive:
+        assert not [name for name in archive.getnames() if "evaluation" in name]
+    hidden.rename(evaluation)
+    assert "packs/runs-0002.tar.xz" in pack(folder)
+
+
 def test_the_weights_of_a_better_seed_replace_those_before(machine, tmp_path):
     folder = tmp_path / "machine"
     shutil.copytree(machine, folder)
