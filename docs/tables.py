@@ -759,29 +759,14 @@ def padding() -> Table:
     return header, [[quantile, *ways["project"], *ways["cut length"]] for quantile, ways in ordered]
 
 
-def copying() -> Table:
-    parts = {
-        "gru-rnn": "a plain recurrent network",
-        "gru-no-update": "a GRU without update gate (z = 0)",
-        "gru-no-reset": "a GRU without reset gate (r = 1)",
-        "gru-minimal": "one gate for both (Zhou et al. 2016)",
-        "gru-gru-relu": "ReLU in place of tanh in the candidate",
-    }
-    claims = [one["measured"] for one in read_json("results/studies/copying/results.json")["claims"]]
-    measured = {one["name"]: one for one in claims}
-    rows = [
-        [title, verdict(measured[name]["verdict"]), interval(measured[name]["interval"], 3)]
-        for name, title in parts.items()
-    ]
-    return ["the GRU recalls more than", "verdict", "difference in the share of symbols recalled"], rows
-
-
 def copying_recall() -> Table:
-    recall: dict[str, dict[int, list[float]]] = defaultdict(lambda: defaultdict(list))
-    for row in read_rows("results/studies/copying/recall.csv"):
-        recall[row["cell"]][int(row["lag"])].append(float(row["recall"]))
+    """Return the mean recall of each cell over seeds, on the test split, by lag."""
+    recall: dict[str, dict[int, float]] = defaultdict(dict)
+    for name, variant in read_json("results/copying/metrics.json")["variants"].items():
+        cell, lag = name.split("/lag=")
+        recall[cell][int(lag)] = variant["test"]["recall"]["mean"]
     lags = sorted({lag for of_cell in recall.values() for lag in of_cell})
-    rows = [[f"`{cell}`", *(f"{mean(of_cell[lag]):.2f}" for lag in lags)] for cell, of_cell in recall.items()]
+    rows = [[f"`{cell}`", *(f"{of_cell[lag]:.2f}" for lag in lags)] for cell, of_cell in recall.items()]
     return ["cell", *(f"lag {lag}" for lag in lags)], rows
 
 
