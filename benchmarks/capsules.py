@@ -161,12 +161,12 @@ def equality() -> dict[str, tuple[float, ...]]:
     torch.backends.cudnn.allow_tf32 = False
     try:
         exact = _loss_and_gradients(Plain(copy.deepcopy(built).double()), images.double(), labels)
-        found = {name: _loss_and_gradients(one, images, labels) for name, one in _both(built).items()}
+        results = {name: _loss_and_gradients(module, images, labels) for name, module in _both(built).items()}
     finally:
         torch.backends.cudnn.allow_tf32 = tf32
     return {
         name: tuple(float((a - b).norm() / b.norm()) for a, b in zip(own, exact, strict=True))
-        for name, own in found.items()
+        for name, own in results.items()
     }
 
 
@@ -250,8 +250,8 @@ def parts(size: int) -> dict[str, dict[str, Any]]:
             for leaf in (maps, vectors, capsules, *built.parameters()):
                 leaf.grad = None
             with torch.autocast("cuda", torch.bfloat16, cache_enabled=False):
-                found = forward()
-            found.float().sum().backward()
+                output = forward()
+            output.float().sum().backward()
 
         return run
 
@@ -262,14 +262,14 @@ def parts(size: int) -> dict[str, dict[str, Any]]:
         "reconstruction": trained(lambda: built.reconstruct(capsules, mask)),
         "optimiser": optimizer.step,
     }
-    found = {}
+    times = {}
     for name, function in functions.items():
         side = bench.warmed_up(function, 3)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, stream=side):
             function()
-        found[name] = bench.time_samples(graph.replay, calls=1, samples=SAMPLES)
-    return found
+        times[name] = bench.time_samples(graph.replay, calls=1, samples=SAMPLES)
+    return times
 
 
 def time_line(row: dict[str, Any]) -> str:

@@ -55,9 +55,11 @@ def main() -> None:
     for name in arguments.subjects or SUBJECTS:
         experiment, variant = SUBJECTS[name]
         subject = make_plan(experiment, [variant]).variants[variant]
-        found = measure(subject, prepared, device, arguments.epochs, arguments.warm, arguments.rounds, arguments.folder)
-        measured["results"][name] = {"experiment": experiment, "variant": variant, **found}
-        print(line(name, found), flush=True)
+        result = measure(
+            subject, prepared, device, arguments.epochs, arguments.warm, arguments.rounds, arguments.folder
+        )
+        measured["results"][name] = {"experiment": experiment, "variant": variant, **result}
+        print(line(name, result), flush=True)
     print(json.dumps(measured))
     if arguments.json:
         write_json(arguments.json, measured)
@@ -111,12 +113,12 @@ def measure(
     }
 
 
-def line(name: str, found: dict[str, Any]) -> str:
+def line(name: str, result: dict[str, Any]) -> str:
     """Return a row of the table that ``main`` prints."""
-    medians = found["medians"]
+    medians = result["medians"]
     return (
-        f"| {name} | {found['megabytes']:.1f} | {medians.get('writing', 0):.3f} | {medians['waited']:.3f} | "
-        f"{found['epoch']:.2f} | {found['share']:.2%} | {found['difference']:+.2%} |"
+        f"| {name} | {result['megabytes']:.1f} | {medians.get('writing', 0):.3f} | {medians['waited']:.3f} | "
+        f"{result['epoch']:.2f} | {result['share']:.2%} | {result['difference']:+.2%} |"
     )
 
 

@@ -262,26 +262,26 @@ def main() -> None:
         subject = SUBJECTS[name]
         prepared = open_prepared(arguments.prepared) if arguments.prepared else subject.draw()
         models.refuse_other_kind(subject.model, prepared.description["name"], prepared.kind)
-        found = measure(subject, prepared, device, arguments.epochs, WARM_EPOCHS)
-        measured["results"][name] = {"data": prepared.description["name"], "training": subject.training, **found}
-        print(table(name, found), flush=True)
+        result = measure(subject, prepared, device, arguments.epochs, WARM_EPOCHS)
+        measured["results"][name] = {"data": prepared.description["name"], "training": subject.training, **result}
+        print(table(name, result), flush=True)
     print(json.dumps(measured))
     if arguments.json:
         write_json(arguments.json, measured)
 
 
-def table(name: str, found: dict[str, Any]) -> str:
+def table(name: str, result: dict[str, Any]) -> str:
     lines = [
-        f"\n{name}: {found['rows']:,} rows, {found['steps_per_epoch']} steps per epoch of "
-        f"{found['shapes_of_the_last_epoch']} shapes, batches {found['loading']}",
+        f"\n{name}: {result['rows']:,} rows, {result['steps_per_epoch']} steps per epoch of "
+        f"{result['shapes_of_the_last_epoch']} shapes, batches {result['loading']}",
         "| timed | rows per second | share of the step alone |",
         "|---|---|---|",
     ]
-    for timed, pace in found["rows_per_second"].items():
-        share = found["share_of_step"].get(timed)
+    for timed, pace in result["rows_per_second"].items():
+        share = result["share_of_step"].get(timed)
         lines.append(f"| {timed} | {pace:,.0f} | {'' if share is None else f'{share:.1%}'} |")
-    for span, seconds in found["seconds"].items():
-        lines.append(f"seconds of {span}, by epoch: {', '.join(f'{one:.3f}' for one in seconds)}")
+    for span, seconds in result["seconds"].items():
+        lines.append(f"seconds of {span}, by epoch: {', '.join(f'{value:.3f}' for value in seconds)}")
     return "\n".join(lines)
 
 

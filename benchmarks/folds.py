@@ -43,8 +43,8 @@ def least_squares(features: np.ndarray, classes: np.ndarray) -> np.ndarray:
 
 def is_right(weights: np.ndarray, features: np.ndarray, classes: np.ndarray) -> np.ndarray:
     """Return whether each row's class is predicted, bool [rows]."""
-    found: np.ndarray = (features @ weights[:-1] + weights[-1] > 0) == classes
-    return found
+    right: np.ndarray = (features @ weights[:-1] + weights[-1] > 0) == classes
+    return right
 
 
 def cross_validated(
@@ -83,9 +83,9 @@ def measured_errors(rows: int, folds: int, seeds: int, features: int, bootstrap:
         treatment, control = (Side(side.mean(axis=1).tolist(), range(seeds)) for side in right)
         for name, share in shares.items():
             measured = Measured(NETWORKS, treatment, control, items, test_to_train=float(share))
-            found = Evidence(COMPARISON, measured, NARROW)
-            wrong[name] += found.p < ALPHA
-        wrong["seeds_alone"] += found.two_sided(found.over_seeds.one_sided_p()) < ALPHA
+            evidence = Evidence(COMPARISON, measured, NARROW)
+            wrong[name] += evidence.p < ALPHA
+        wrong["seeds_alone"] += evidence.two_sided(evidence.over_seeds.one_sided_p()) < ALPHA
     design = {"rows": rows, "folds": folds, "seeds": seeds, "features": features, "bootstrap": bootstrap}
     return design | {name: int(count) / draws for name, count in wrong.items()}
 
@@ -98,11 +98,11 @@ def main() -> None:
     arguments = parser.parse_args()
     if arguments.draws < 1:
         raise InputError("--draws: give a positive number")
-    found = []
+    results = []
     for design in DESIGNS:
-        found.append(measured_errors(*design, arguments.draws))
-        print(found[-1], flush=True)
-    write_json(arguments.json, {"draws": arguments.draws, "alpha": ALPHA, "designs": found})
+        results.append(measured_errors(*design, arguments.draws))
+        print(results[-1], flush=True)
+    write_json(arguments.json, {"draws": arguments.draws, "alpha": ALPHA, "designs": results})
 
 
 if __name__ == "__main__":

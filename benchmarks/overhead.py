@@ -56,13 +56,13 @@ def measure(runs: int, folder: Path) -> dict[str, dict[str, float]]:
         environment["PREFECT_API_URL"] = api
         seconds([0], environment)
         known = finished(folder)
-        one = seconds([1], environment)
+        single = seconds([1], environment)
         seeds = range(2, runs + 2)
         several = seconds(seeds, environment)
         training = fmean(read_json(path)["seconds"] for path in finished(folder) - known)
-        found = {"trained": per_run(several - one, runs, training)}
-        found["cached"] = per_run(seconds(seeds, environment) - seconds([2], environment), runs, 0.0)
-    return found
+        milliseconds = {"trained": per_run(several - single, runs, training)}
+        milliseconds["cached"] = per_run(seconds(seeds, environment) - seconds([2], environment), runs, 0.0)
+    return milliseconds
 
 
 def per_run(seconds: float, runs: int, training: float) -> dict[str, float]:
@@ -124,12 +124,12 @@ def main(arguments: list[str] | None = None) -> None:
     if options.runs < 2:
         raise InputError(f"--runs is {options.runs}: give two or more")
     with tempfile.TemporaryDirectory() as folder:
-        found = measure(options.runs, Path(folder))
-    for title, row in found.items():
+        milliseconds = measure(options.runs, Path(folder))
+    for title, row in milliseconds.items():
         print(f"{title}: " + ", ".join(f"{name} {value:.1f}" for name, value in row.items()) + " ms per run")
     versions = {name: version(name) for name in ("torch", "mlflow", "prefect")}
     about = {"python": platform.python_version(), "cores": os.cpu_count(), "load": os.getloadavg()[0], **versions}
-    measured = {"environment": about, "runs": options.runs, "milliseconds": found}
+    measured = {"environment": about, "runs": options.runs, "milliseconds": milliseconds}
     print(json.dumps(measured))
     if options.json:
         write_json(options.json, measured)

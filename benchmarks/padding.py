@@ -111,18 +111,18 @@ class Steps:
     peak_memory: float | None
 
     def as_row(self) -> dict[str, Any]:
-        found = sorted(self.seconds)
-        quartiles = np.quantile(found, [0.25, 0.5, 0.75]) * 1e3 if found else [None] * 3
+        times = sorted(self.seconds)
+        quartiles = np.quantile(times, [0.25, 0.5, 0.75]) * 1e3 if times else [None] * 3
         return {
             "way": self.way,
             "amp": self.amp,
             "low_quartile_ms": quartiles[0],
             "median_ms": quartiles[1],
             "high_quartile_ms": quartiles[2],
-            "documents_per_second": self.documents / sum(found) if found else None,
+            "documents_per_second": self.documents / sum(times) if times else None,
             "padding": self.padding,
             "peak_memory_gib": self.peak_memory,
-            "n": len(found),
+            "n": len(times),
         }
 
 
@@ -163,11 +163,11 @@ class Timer:
     def all_ways(self) -> list[Steps]:
         """Time every way in float32 and, on a GPU, in bfloat16; the faster of the two counts."""
         amps = ("off", "bf16") if self.device.type == "cuda" else ("off",)
-        found = []
+        fastest = []
         for way in WAYS:
             each = [self.way(way, amp) for amp in amps]
-            found.append(min(each, key=lambda steps: sum(steps.seconds) if steps.seconds else math.inf))
-        return found
+            fastest.append(min(each, key=lambda steps: sum(steps.seconds) if steps.seconds else math.inf))
+        return fastest
 
     def way(self, way: str, amp: str) -> Steps:
         rows = rows_of_batches(self.prepared, self.training.batch_size, self.count, not way.endswith("any length"))
@@ -211,7 +211,7 @@ class Timer:
         step = Step(network, objective, make_optimiser(network, settings), settings, self.device)
         # Twice over, so that what is done once for a shape is not timed: the second time a graph is captured.
         for timed in (False, False, True):
-            found = []
+            times = []
             for batch in rows:
                 inputs, labels = self.inputs(way, batch), collation.labels(self.prepared, batch, self.device)
                 self.wait()
@@ -219,28 +219,28 @@ class Timer:
                 step(inputs, labels, 1e-4)
                 self.wait()
                 if timed:
-                    found.append(time.perf_counter() - start)
-        return found
+                    times.append(time.perf_counter() - start)
+        return times
 
     def inputs(self, way: str, batch: np.ndarray) -> tuple[Tensor, ...]:
         ragged = way.startswith("project") and self.device.type == "cuda"
-        found = collation.inputs(self.prepared, batch, self.device, ragged=ragged)
-        return padded_to(found, *self.kept) if way == "cut length" else found
+        network_inputs = collation.inputs(self.prepared, batch, self.device, ragged=ragged)
+        return padded_to(network_inputs, *self.kept) if way == "cut length" else network_inputs
 
     def places(self, way: str, rows: list[np.ndarray]) -> tuple[list[int], int]:
         """Return how many places each batch gives the network to read, and how many words all of them have."""
-        found, words = [], 0
+        places, words = [], 0
         for batch in rows:
             words += int(collation.sizes(self.prepared, batch).sum())
             if way == "cut length":
-                found.append(len(batch) * math.prod(self.kept))
+                places.append(len(batch) * math.prod(self.kept))
             elif way.startswith("project") and self.device.type == "cuda":
-                found.append(collation.inputs(self.prepared, batch, ragged=True)[0].numel())
+                places.append(collation.inputs(self.prepared, batch, ragged=True)[0].numel())
             else:
                 counts = self.prepared.arrays["word_counts"][batch]
                 sentences = self.prepared.arrays["sentence_counts"][batch].max()
-                found.append(len(batch) * int(sentences) * int(counts.max()))
-        return found, words
+                places.append(len(batch) * int(sentences) * int(counts.max()))
+        return places, words
 
     def wait(self) -> None:
         if self.device.type == "cuda":

@@ -259,15 +259,17 @@ def table(measured: dict[str, Any]) -> str:
     best: dict[str, dict[str, Any]] = {}
     for result in measured["results"]:
         speeds = [result["documents_a_second"], result.get("documents_a_core_second")]
-        shown = ["" if one is None else "{median:,.0f} [{lowest:,.0f}, {highest:,.0f}]".format(**one) for one in speeds]
+        shown = [
+            "" if speed is None else "{median:,.0f} [{lowest:,.0f}, {highest:,.0f}]".format(**speed) for speed in speeds
+        ]
         cells = [result["span"], str(result["batch"]), result["way"], *shown, str(result["n"])]
         lines.append(f"| {' | '.join(cells)} |")
         case = f"{result['span']}, batch {result['batch']}"
         median = result["documents_a_second"]["median"]
         if result["way"] in WAYS and median > best.get(case, {"median": 0})["median"]:
             best[case] = {"way": result["way"], "median": median}
-    for case, one in best.items():
-        lines.append(f"best on the CPU, {case}: {one['way']}, {one['median']:,.0f} per second")
+    for case, fastest in best.items():
+        lines.append(f"best on the CPU, {case}: {fastest['way']}, {fastest['median']:,.0f} per second")
     return "\n".join(lines)
 
 

@@ -76,11 +76,11 @@ def seconds(do: Callable[[], object]) -> tuple[float, float, object]:
 
 def processor_seconds() -> float:
     used = [resource.getrusage(whose) for whose in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
-    return sum(one.ru_utime + one.ru_stime for one in used)
+    return sum(usage.ru_utime + usage.ru_stime for usage in used)
 
 
 def summary(megabytes: float, spent: list[float]) -> dict[str, float]:
-    speeds = [megabytes / one for one in spent]
+    speeds = [megabytes / seconds for seconds in spent]
     return {"median": statistics.median(speeds), "lowest": min(speeds), "highest": max(speeds)}
 
 
@@ -108,7 +108,7 @@ def main() -> None:
             cpu, clock, result = seconds(do)
             spent[name].append((cpu, clock))
             digests |= {result} if isinstance(result, str) else set()
-    found = {
+    by_way = {
         name: {
             "megabytes_a_core_second": summary(megabytes, [cpu for cpu, _ in both]),
             "megabytes_a_second": summary(megabytes, [clock for _, clock in both]),
@@ -117,24 +117,25 @@ def main() -> None:
     }
     if len(digests) != 1:
         raise RuntimeError(f"tokens.npy differs between ways of preparing: {sorted(digests)}")
-    show(arguments.data, megabytes, arguments.repeats, found)
+    show(arguments.data, megabytes, arguments.repeats, by_way)
     about = {"data": data.name, "version": data.entry.version, "megabytes": megabytes, "n": arguments.repeats}
     machine = {
         "cores": len(os.sched_getaffinity(0)),
         "machine": platform.machine(),
         "python": platform.python_version(),
     }
-    print(json.dumps({**about, **machine, "tokens_sha256": digests.pop(), "ways": found}))
+    print(json.dumps({**about, **machine, "tokens_sha256": digests.pop(), "ways": by_way}))
 
 
-def show(name: str, megabytes: float, repeats: int, found: dict[str, dict[str, dict[str, float]]]) -> None:
+def show(name: str, megabytes: float, repeats: int, by_way: dict[str, dict[str, dict[str, float]]]) -> None:
     table = Table(title=f"{name}: {megabytes:.1f} MB of text, n = {repeats}, median [lowest, highest]")
     table.add_column("")
     table.add_column("MB per second and core", justify="right")
     table.add_column("MB per second (wall)", justify="right")
-    for way, speeds in found.items():
+    for way, speeds in by_way.items():
         table.add_row(
-            way, *(f"{one['median']:.1f} [{one['lowest']:.1f}, {one['highest']:.1f}]" for one in speeds.values())
+            way,
+            *(f"{speed['median']:.1f} [{speed['lowest']:.1f}, {speed['highest']:.1f}]" for speed in speeds.values()),
         )
     Console(width=100).print(table)
 

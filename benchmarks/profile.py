@@ -85,12 +85,12 @@ def profiled(step: Callable[[], object], steps: int) -> dict[str, Any]:
 
 def by_kernel(spans: Iterable[tuple[str, float]], steps: int) -> list[dict[str, Any]]:
     """Sum the spans (name, microseconds) of steps by name: calls and microseconds per step, the longest first."""
-    found: dict[str, list[float]] = defaultdict(list)
+    by_name: dict[str, list[float]] = defaultdict(list)
     for name, microseconds in spans:
-        found[name].append(microseconds)
+        by_name[name].append(microseconds)
     rows = [
         {"kernel": name, "calls": len(times) / steps, "microseconds": sum(times) / steps}
-        for name, times in found.items()
+        for name, times in by_name.items()
     ]
     return sorted(rows, key=lambda row: (-row["microseconds"], row["kernel"]))
 

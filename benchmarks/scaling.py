@@ -156,10 +156,10 @@ class FlatStep(Step):
             self.finishes_apart = False
 
     def _backward(self, inputs: tuple[Tensor, ...], target: Tensor) -> tuple[Tensor, Tensor]:
-        found = super()._backward(inputs, target)
+        result = super()._backward(inputs, target)
         if self.way.graph:
             self._sum()
-        return found
+        return result
 
     def _add_up(self, outcome: Outcome, share: float) -> None:
         if not self.way.graph:
@@ -172,7 +172,9 @@ class FlatStep(Step):
         flat = flat.bfloat16() if self.way.half else flat
         torch.distributed.all_reduce(flat)
         pieces = flat.split([gradient.numel() for gradient in gradients])
-        torch._foreach_copy_(gradients, [piece.view_as(one) for piece, one in zip(pieces, gradients, strict=True)])
+        torch._foreach_copy_(
+            gradients, [piece.view_as(gradient) for piece, gradient in zip(pieces, gradients, strict=True)]
+        )
 
 
 class WarmedGraphs(Graphs):
@@ -212,12 +214,12 @@ class DistributedStep(Step):
             with warnings.catch_warnings():
                 # The new name of broadcast_buffers is not known to PyTorch 2.11.
                 warnings.simplefilter("ignore", FutureWarning)
-                found = DistributedDataParallel(
+                parallel = DistributedDataParallel(
                     network, bucket_cap_mb=way.bucket_mb, static_graph=way.static, broadcast_buffers=False
                 )
             if way.half:
-                found.register_comm_hook(None, bf16_compress_hook)
-            return found
+                parallel.register_comm_hook(None, bf16_compress_hook)
+            return parallel
 
         self.network = graphs.made(wrapped) if graphs else wrapped()
 
@@ -387,18 +389,18 @@ def with_efficiency(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
     Both are None where the case was not measured with one process, and the difference where batches are not the same.
     """
-    ones = {row["case"]: row for row in rows if row["processes"] == 1}
-    found = []
+    singles = {row["case"]: row for row in rows if row["processes"] == 1}
+    compared = []
     for row in rows:
-        one = ones.get(row["case"])
+        single = singles.get(row["case"])
         efficiency = difference = None
-        if one:
-            efficiency = row["rows_per_second"] / one["rows_per_second"] / row["processes"]
-            if one["batch"] == row["batch"]:
-                pairs = zip(row["losses"], one["losses"], strict=True)
+        if single:
+            efficiency = row["rows_per_second"] / single["rows_per_second"] / row["processes"]
+            if single["batch"] == row["batch"]:
+                pairs = zip(row["losses"], single["losses"], strict=True)
                 difference = max(abs(a - b) / abs(b) for a, b in pairs)
-        found.append({**row, "efficiency": efficiency, "loss_difference": difference})
-    return found
+        compared.append({**row, "efficiency": efficiency, "loss_difference": difference})
+    return compared
 
 
 def table(rows: list[dict[str, Any]]) -> str:
@@ -444,20 +446,20 @@ def launch(count: int, case: str, arguments: list[str], timeout: float) -> dict[
 
 def end(process: subprocess.Popen[bytes]) -> None:
     """Kill torchrun and its workers: where they wait for each other in a collective, they ignore SIGTERM."""
-    for one in [*descendants(process.pid), process.pid] if process.poll() is None else ():
+    for pid in [*descendants(process.pid), process.pid] if process.poll() is None else ():
         with contextlib.suppress(ProcessLookupError):
-            os.kill(one, signal.SIGKILL)
+            os.kill(pid, signal.SIGKILL)
     process.wait()
 
 
 def descendants(parent: int) -> list[int]:
     """Return the ids of the processes that a process has started, and of those that these have started (Linux)."""
-    found: list[int] = []
+    ids: list[int] = []
     for entry in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
             if int((entry / "stat").read_text().rsplit(")", 1)[1].split()[1]) == parent:
-                found += [*descendants(int(entry.name)), int(entry.name)]
-    return found
+                ids += [*descendants(int(entry.name)), int(entry.name)]
+    return ids
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -490,10 +492,10 @@ def main(arguments: list[str] | None = None) -> None:
     print(HEAD, flush=True)
     for case in options.cases or CASES:
         for count in options.processes:
-            found = launch(count, case, passed_on, options.timeout)
-            if found:
-                measured["environment"] = found["environment"]
-                measured["rows"] = with_efficiency([*measured["rows"], *found["rows"]])
+            report = launch(count, case, passed_on, options.timeout)
+            if report:
+                measured["environment"] = report["environment"]
+                measured["rows"] = with_efficiency([*measured["rows"], *report["rows"]])
             if options.json:
                 write_json(options.json, measured)
     print(f"\n{table(measured['rows'])}\n{json.dumps(measured)}")

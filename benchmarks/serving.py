@@ -77,7 +77,7 @@ def send(address: str, bodies: "itertools.cycle[bytes]", lock: threading.Lock, u
 def measure(address: str, texts: list[str], clients: int, rows: int, seconds: float) -> dict[str, Any]:
     """Send ``rows`` documents per request by ``clients`` at once for ``seconds``."""
     sets = [texts[start : start + rows] for start in range(0, len(texts) - rows + 1, rows)]
-    bodies = itertools.cycle([json.dumps({"rows": one}).encode() for one in sets])
+    bodies = itertools.cycle([json.dumps({"rows": documents}).encode() for documents in sets])
     lock = threading.Lock()
     with ThreadPoolExecutor(clients) as pool:
         for length in (seconds * WARMING, seconds):
@@ -121,10 +121,10 @@ def main() -> None:
     texts = documents(arguments.data)
     measured["ways"] = {way: measure(address, texts, *how, arguments.seconds) for way, how in WAYS.items()}
     measured |= {"cores": len(os.sched_getaffinity(0)), "python": platform.python_version()}
-    for way, one in measured["ways"].items():
+    for way, result in measured["ways"].items():
         print(
             "{way}: {documents_per_second:,.0f} documents per second; median {milliseconds[median]:.1f} ms, p99 "
-            "{milliseconds[p99]:.1f} ms per request of {documents_per_request}".format(way=way, **one)
+            "{milliseconds[p99]:.1f} ms per request of {documents_per_request}".format(way=way, **result)
         )
     print(json.dumps(measured))
     if arguments.json:

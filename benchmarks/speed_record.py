@@ -218,13 +218,13 @@ def measure(
     start = synchronised(device)
     runs.run(seeds[0], rows, held_out, epochs=1)
     warm_up = synchronised(device) - start
-    found = []
+    finished = []
     for seed in seeds:
-        found.append(runs.run(seed, rows, held_out, settings.max_epochs))
-        one = found[-1]
-        print(f"seed {one.seed}: {one.accuracy:.4f} in {one.seconds['whole']:.3f} s", flush=True)
-    accuracy = mean_interval([one.accuracy for one in found])
-    whole = [one.seconds["whole"] for one in found]
+        finished.append(runs.run(seed, rows, held_out, settings.max_epochs))
+        run = finished[-1]
+        print(f"seed {run.seed}: {run.accuracy:.4f} in {run.seconds['whole']:.3f} s", flush=True)
+    accuracy = mean_interval([run.accuracy for run in finished])
+    whole = [run.seconds["whole"] for run in finished]
     return {
         "model": recipe.model,
         "network": recipe.network,
@@ -234,13 +234,13 @@ def measure(
         "rows": len(rows),
         "evaluated_on": "validation" if validation else "test",
         "accuracy": {"mean": accuracy.mean, "low": accuracy.low, "high": accuracy.high},
-        "accuracy_deviation": statistics.stdev(one.accuracy for one in found) if len(found) > 1 else None,
-        "seconds": {name: statistics.mean(one.seconds[name] for one in found) for name in found[0].seconds},
+        "accuracy_deviation": statistics.stdev(run.accuracy for run in finished) if len(finished) > 1 else None,
+        "seconds": {name: statistics.mean(run.seconds[name] for run in finished) for name in finished[0].seconds},
         "slowest_seconds": max(whole),
         "warm_up_seconds": warm_up,
         "peak_memory_bytes": torch.cuda.max_memory_allocated(device) if device.type == "cuda" else None,
-        "n": len(found),
-        "runs": [vars(one) for one in found],
+        "n": len(finished),
+        "runs": [vars(run) for run in finished],
     }
 
 
@@ -281,7 +281,7 @@ def main() -> None:
     seeds = range(arguments.first_seed, arguments.first_seed + (arguments.seeds or recipe.seeds))
     prepared = open_prepared(arguments.prepared)
     with nullcontext() if arguments.validation else recorded(arguments.recipe, recipe, prepared, seeds, arguments.json):
-        found = measure(recipe, prepared, device, seeds, arguments.validation)
+        figures = measure(recipe, prepared, device, seeds, arguments.validation)
     commit, changed = checkout() or (None, None)
     measured = {
         "recipe": arguments.recipe,
@@ -289,7 +289,7 @@ def main() -> None:
         "uncommitted_changes": changed,
         "environment": bench.environment(),
         "cudnn": torch.backends.cudnn.version(),
-        **found,
+        **figures,
     }
     print(summary(measured))
     print(json.dumps({name: value for name, value in measured.items() if name != "runs"}))

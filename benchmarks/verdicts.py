@@ -43,23 +43,23 @@ def measured_rates(shape: str, seeds: int, draws: int) -> list[dict[str, Any]]:
     most = max(COMPARISONS)
     none, margin = World(shape, seeds, [0.0] * most, NARROW), World(shape, seeds, [WIDE] * most, WIDE)
     without, at_margin = (list(experiments(world, draws)) for world in (none, margin))
-    found = []
+    rows = []
     for comparisons in COMPARISONS:
         of_none, of_margin = asdict(rates(none, without, comparisons)), asdict(rates(margin, at_margin, comparisons))
         shares = {name: of_none[name] for name in ("direction", "coverage")}
         shares |= {name: of_margin[name] for name in ("size", "equivalence")}
-        found.append({"shape": shape, "seeds": seeds, "comparisons": comparisons, **shares})
-    return found
+        rows.append({"shape": shape, "seeds": seeds, "comparisons": comparisons, **shares})
+    return rows
 
 
 def measured_by_items(seeds: int, draws: int) -> list[dict[str, Any]]:
     """Return the rate of wrong directions where one side's spread is three times the other's, by the items' error."""
-    most, found = max(COMPARISONS), []
+    most, rows = max(COMPARISONS), []
     for deviation in ITEM_DEVIATIONS:
         world = World("spreads 3:1", seeds, [0.0] * most, NARROW, deviation)
         direction = rates(world, list(experiments(world, draws)), most).direction
-        found.append({"seeds": seeds, "comparisons": most, "item_deviation": deviation, "direction": direction})
-    return found
+        rows.append({"seeds": seeds, "comparisons": most, "item_deviation": deviation, "direction": direction})
+    return rows
 
 
 def measured_power(seeds: int, draws: int) -> list[dict[str, Any]]:
@@ -86,24 +86,24 @@ def main() -> None:
     arguments = parser.parse_args()
     if arguments.draws < 1:
         raise InputError("--draws: give a positive number")
-    found: dict[str, Any] = {
+    figures: dict[str, Any] = {
         "rule": VERSION, "draws": arguments.draws, "alpha": ALPHA, "difference": DIFFERENCE,
         "item_deviation": ITEM_DEVIATION, "rates": [], "by_items": [], "power": [], "looks": [],
     }  # fmt: skip
     for seeds in POWER_SEEDS:
         print(f"power, {seeds} seeds", flush=True)
-        found["power"] += measured_power(seeds, arguments.draws)
+        figures["power"] += measured_power(seeds, arguments.draws)
     world = World("normal", max(SEEDS), [0.0], NARROW)
     for name, sizes, level in LOOKS:
-        found["looks"].append({"looks": name, "direction": looks(world, sizes, level, arguments.draws)})
+        figures["looks"].append({"looks": name, "direction": looks(world, sizes, level, arguments.draws)})
     for seeds in SEEDS:
         print(f"errors of items, {seeds} seeds", flush=True)
-        found["by_items"] += measured_by_items(seeds, arguments.draws)
+        figures["by_items"] += measured_by_items(seeds, arguments.draws)
     for shape in SHAPES:
         for seeds in SEEDS:
             print(f"{shape}, {seeds} seeds", flush=True)
-            found["rates"] += measured_rates(shape, seeds, arguments.draws)
-    write_json(arguments.json, found)
+            figures["rates"] += measured_rates(shape, seeds, arguments.draws)
+    write_json(arguments.json, figures)
 
 
 if __name__ == "__main__":

@@ -34,9 +34,11 @@ def articles(text: str) -> Iterator[dict[str, Any]]:
 def with_shared_topics(rows: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
     """Yield the rows with the topics that both splits have; those without any are left out."""
     rows = list(rows)
-    train, test = ({one for row in rows if row["split"] == split for one in row["topics"]} for split in SPLITS.values())
+    train, test = (
+        {topic for row in rows if row["split"] == split for topic in row["topics"]} for split in SPLITS.values()
+    )
     for row in rows:
-        if topics := [one for one in row["topics"] if one in train & test]:
+        if topics := [topic for topic in row["topics"] if topic in train & test]:
             yield {**row, "topics": topics}
 
 

@@ -101,7 +101,7 @@ def fewest_seeds() -> Table:
 
     head = ["comparisons", "two networks, seeds of each", "pairs, or one figure", "two networks by rule 1"]
     counts = [(n, least_seeds(0.05, n), least_seeds(0.05, n, one_figure=True)) for n in (1, 2, 3, 4, 6, 9, 13)]
-    return head, [[str(n), str(two), str(one), str(one)] for n, two, one in counts]
+    return head, [[str(n), str(networks), str(figure), str(figure)] for n, networks, figure in counts]
 
 
 def seeds_of_experiments() -> Table:
@@ -110,10 +110,10 @@ def seeds_of_experiments() -> Table:
 
     rows = []
     for name, judged in judged_experiments():
-        kinds = {one["kind"] for one in judged}
-        least = {one["least_seeds"] for one in judged}
+        kinds = {comparison["kind"] for comparison in judged}
+        least = {comparison["least_seeds"] for comparison in judged}
         before = least_seeds(judged[0]["alpha"], len(judged), one_figure=True)
-        counts = " or ".join(sorted({seeds_of(one) for one in judged}))
+        counts = " or ".join(sorted({seeds_of(comparison) for comparison in judged}))
         cells = [f"`{name}`", str(len(judged)), counts, str(before), " or ".join(map(str, sorted(least)))]
         rows.append([*cells, "yes" if "one figure" in kinds else ""])
     head = ["experiment", "comparisons", "seeds", "fewest by rule 1", "fewest today", "has one with one figure"]
@@ -122,10 +122,10 @@ def seeds_of_experiments() -> Table:
 
 def judged_experiments() -> list[tuple[str, list[dict[str, Any]]]]:
     """Return the published experiments that judge a comparison, each with its verdicts."""
-    found = [
+    experiments = [
         (path.parent.name, read_json(str(path))["verdicts"]) for path in (ROOT / "results").glob("*/verdicts.json")
     ]
-    return sorted((name, judged) for name, judged in found if judged)
+    return sorted((name, judged) for name, judged in experiments if judged)
 
 
 def simulated() -> dict[str, Any]:
@@ -135,9 +135,9 @@ def simulated() -> dict[str, Any]:
 
 def simulation() -> str:
     """Return how many experiments were drawn, and how exact a rate is."""
-    found = simulated()
-    draws, alpha = found["draws"], found["alpha"]
-    most, error = max(one["comparisons"] for one in found["rates"]), math.sqrt(alpha * (1 - alpha) / draws)
+    figures = simulated()
+    draws, alpha = figures["draws"], figures["alpha"]
+    most, error = max(row["comparisons"] for row in figures["rates"]), math.sqrt(alpha * (1 - alpha) / draws)
     return (
         f"{draws:,} experiments of {most} comparisons were drawn, and cut into smaller ones. Alpha is {alpha:g}. The\n"
         f"standard error of a rate of {percent(alpha)} is {percent(error)} with {most} comparisons, less with fewer.\n"
@@ -151,8 +151,8 @@ def percent(share: float) -> str:
 def error_rates(kind: str) -> Table:
     """Return the simulated rate of ``direction`` or ``equivalence`` by the shape of scores, seeds and comparisons."""
     rows: dict[tuple[str, int], dict[int, str]] = defaultdict(dict)
-    for one in simulated()["rates"]:
-        rows[one["shape"], one["seeds"]][one["comparisons"]] = percent(one[kind])
+    for row in simulated()["rates"]:
+        rows[row["shape"], row["seeds"]][row["comparisons"]] = percent(row[kind])
     head = ["seeds' scores", "seeds", *compared(next(iter(rows.values())))]
     return head, [[shape, str(seeds), *cells.values()] for (shape, seeds), cells in rows.items()]
 
@@ -164,9 +164,9 @@ def compared(counts: Iterable[int]) -> list[str]:
 def wrong_sizes() -> Table:
     """Return the highest simulated rate of a wrong 'supported' or 'refuted' of any number of seeds."""
     rows: dict[str, dict[int, float]] = defaultdict(dict)
-    for one in simulated()["rates"]:
-        cells, many = rows[one["shape"]], one["comparisons"]
-        cells[many] = max(cells.get(many, 0.0), one["size"])
+    for row in simulated()["rates"]:
+        cells, many = rows[row["shape"]], row["comparisons"]
+        cells[many] = max(cells.get(many, 0.0), row["size"])
     head = ["seeds' scores", *compared(next(iter(rows.values())))]
     return head, [[shape, *map(percent, cells.values())] for shape, cells in rows.items()]
 
@@ -174,8 +174,8 @@ def wrong_sizes() -> Table:
 def coverage() -> Table:
     """Return how often the simulated 95 % interval has the true difference."""
     rows: dict[str, dict[int, str]] = defaultdict(dict)
-    for one in simulated()["rates"]:
-        rows[one["shape"]][one["seeds"]] = percent(one["coverage"])
+    for row in simulated()["rates"]:
+        rows[row["shape"]][row["seeds"]] = percent(row["coverage"])
     head = ["seeds' scores", *(f"{seeds} seeds" for seeds in next(iter(rows.values())))]
     return head, [[shape, *cells.values()] for shape, cells in rows.items()]
 
@@ -183,20 +183,20 @@ def coverage() -> Table:
 def wrong_directions_by_items() -> Table:
     """Return the simulated rate of wrong directions with spreads of 3 to 1 by the error that items leave."""
     rows: dict[float, dict[int, str]] = defaultdict(dict)
-    for one in simulated()["by_items"]:
-        rows[one["item_deviation"]][one["seeds"]] = percent(one["direction"])
+    for row in simulated()["by_items"]:
+        rows[row["item_deviation"]][row["seeds"]] = percent(row["direction"])
     head = ["error of items", *(f"{seeds} seeds" for seeds in next(iter(rows.values())))]
     return head, [[f"{deviation:g}", *cells.values()] for deviation, cells in rows.items()]
 
 
 def second_looks() -> Table:
     """Return the simulated rate of wrong directions where seeds are added."""
-    return ["looks", "wrong direction"], [[one["looks"], percent(one["direction"])] for one in simulated()["looks"]]
+    return ["looks", "wrong direction"], [[row["looks"], percent(row["direction"])] for row in simulated()["looks"]]
 
 
 def cross_validation() -> Table:
     """Return the simulated rate of wrong directions of cross-validation, with and without its correction."""
-    found = read_json(str(max((ROOT / "benchmarks/results").glob("*-folds.json"))))
+    measured = read_json(str(max((ROOT / "benchmarks/results").glob("*-folds.json"))))
     columns = ("seeds_alone", "uncorrected", "of_a_fold", "corrected")
     head = [
         "rows",
@@ -210,11 +210,11 @@ def cross_validation() -> Table:
     ]
     return [*head, "the rule"], [
         [
-            *(str(one[name]) for name in ("rows", "folds", "seeds", "features")),
-            "folds and bootstrap" if one["bootstrap"] else "folds",
-            *(percent(one[name]) for name in columns),
+            *(str(design[name]) for name in ("rows", "folds", "seeds", "features")),
+            "folds and bootstrap" if design["bootstrap"] else "folds",
+            *(percent(design[name]) for name in columns),
         ]
-        for one in found["designs"]
+        for design in measured["designs"]
     ]
 
 
@@ -225,30 +225,32 @@ COMPARED, TRAINED = (1, 3, 5, 9, 13), (6, 8, 10)
 
 def powers() -> dict[int, dict[int, dict[str, float]]]:
     """Return the simulated power of a direction by the number of comparisons, then of seeds."""
-    found: dict[int, dict[int, dict[str, float]]] = defaultdict(dict)
-    for one in simulated()["power"]:
-        found[one["comparisons"]][one["seeds"]] = one
-    return found
+    by_comparisons: dict[int, dict[int, dict[str, float]]] = defaultdict(dict)
+    for row in simulated()["power"]:
+        by_comparisons[row["comparisons"]][row["seeds"]] = row
+    return by_comparisons
 
 
 def power() -> Table:
-    found, rows = powers(), []
+    by_comparisons, rows = powers(), []
     for comparisons in COMPARED:
         for seeds in TRAINED:
-            cells = [percent(found[comparisons][seeds][kind]) for kind in ("pairs", "rule", "other_items")]
+            cells = [percent(by_comparisons[comparisons][seeds][kind]) for kind in ("pairs", "rule", "other_items")]
             rows.append([str(comparisons), str(seeds), *cells])
     return ["comparisons", "seeds", "rule 1", "today", "today, other test items too"], rows
 
 
 def power_of_experiments() -> Table:
     """Return for two networks of each published experiment the simulated power, and the seeds that 80 % would need."""
-    found, rows = powers(), []
+    by_comparisons, rows = powers(), []
     for name, judged in judged_experiments():
-        networks = [one for one in judged if one["kind"] == "two networks" and one["scores"]]
+        networks = [
+            comparison for comparison in judged if comparison["kind"] == "two networks" and comparison["scores"]
+        ]
         # Each of two looks has half of alpha, as each of twice as many comparisons.
         comparisons = len(judged) * (1 if judged[0]["look"] is None else 2)
-        seeds = min(len(side) for one in networks for side in one["seeds"].values())
-        by_seeds = found[comparisons]
+        seeds = min(len(side) for comparison in networks for side in comparison["seeds"].values())
+        by_seeds = by_comparisons[comparisons]
         cells = [f"`{name}`", str(len(judged)), str(seeds)]
         # Fewer seeds than were simulated cannot show a difference.
         cells += [percent(by_seeds[seeds][kind] if seeds in by_seeds else 0.0) for kind in ("pairs", "rule")]
@@ -301,7 +303,7 @@ def claims(experiment: str) -> list[str]:
     """Return the claims that an experiment compares."""
     from reread.planning.experiment import load_experiment
 
-    return [one["claim"] for one in load_experiment(experiment, ROOT).comparisons]
+    return [comparison["claim"] for comparison in load_experiment(experiment, ROOT).comparisons]
 
 
 def not_run(experiment: str) -> str:
@@ -309,7 +311,9 @@ def not_run(experiment: str) -> str:
     command, compared = f"`reread run --experiment {experiment}`", claims(experiment)
     if not compared:
         return f"Not run yet: {command}\n"
-    return "".join(f"{line}\n" for line in [f"Not run yet. {command} compares:", "", *(f"- {one}" for one in compared)])
+    return "".join(
+        f"{line}\n" for line in [f"Not run yet. {command} compares:", "", *(f"- {claim}" for claim in compared)]
+    )
 
 
 def overview() -> Table:
@@ -322,16 +326,16 @@ def overview() -> Table:
         # The networks of tiny are too small to conclude anything.
         if name == "tiny" or name.endswith("-tuning") or not claims(name):
             continue
-        link, found = f"[`{name}`]({page_of(name)})", published(name, "verdicts.json")
-        if not (found and found["verdicts"]):
+        link, judged = f"[`{name}`]({page_of(name)})", published(name, "verdicts.json")
+        if judged is None:
             rows.append([link, str(len(claims(name))), "", "not run yet"])
             continue
-        words = Counter(one["verdict"] for one in found["verdicts"])
+        words = Counter(comparison["verdict"] for comparison in judged["verdicts"])
         said = ", ".join(f"{count} {word}" for word, count in words.most_common())
         # "6 of 8" where seeds are missing.
-        so_far = {text.removesuffix(" seeds") for text in found.get("so_far", {}).values()}
+        so_far = {text.removesuffix(" seeds") for text in judged.get("so_far", {}).values()}
         seeds = " or ".join(sorted(so_far)) or str(len(load_experiment(name, ROOT).seeds))
-        rows.append([link, str(len(found["verdicts"])), seeds, said])
+        rows.append([link, str(len(judged["verdicts"])), seeds, said])
     return ["experiment", "claims", "seeds", "verdicts"], sorted(rows, key=lambda row: row[-1] == "not run yet")
 
 
@@ -341,16 +345,15 @@ def page_of(experiment: str) -> str:
         return PAGES[experiment]
     mark = f"<!-- table: verdicts:{experiment} -->"
     pages = [ROOT / "docs/chest-x-rays.md", *sorted((ROOT / "docs/results").glob("*.md"))]
-    found = next(page for page in pages if mark in page.read_text(encoding="utf-8"))
-    return os.path.relpath(found, ROOT / "docs/results")
+    page = next(page for page in pages if mark in page.read_text(encoding="utf-8"))
+    return os.path.relpath(page, ROOT / "docs/results")
 
 
 def verdicts(experiment: str) -> Table | str:
-    found = published(experiment, "verdicts.json")
-    # Results may be older than the comparisons.
-    if not (found and found["verdicts"]):
+    judged = published(experiment, "verdicts.json")
+    if judged is None:
         return not_run(experiment)
-    return verdict_table(found["verdicts"])
+    return verdict_table(judged["verdicts"])
 
 
 def verdict_table(judged: list[dict[str, Any]]) -> Table:
@@ -398,7 +401,8 @@ def accuracies(experiment: str) -> Table | str:
                 score = interval(variant["test"][variant["score"]], 4, sign=False)
                 rows.append([data, f"`{name}`", f"{variant['parameters']:,}", str(variant["n"]), score])
         rows += [
-            [data, one["name"], "", "", f"{one['test'][score_of(metrics, data)]:.4f}"] for one in baselines.values()
+            [data, baseline["name"], "", "", f"{baseline['test'][score_of(metrics, data)]:.4f}"]
+            for baseline in baselines.values()
         ]
     return ["data", "variant or baseline", "parameters", "seeds", "test score"], rows
 
@@ -414,11 +418,11 @@ def chestxray_findings() -> Table:
     names = list(metrics["variants"])
     whole = [interval(metrics["variants"][name]["test"]["macro_auroc"], 3, sign=False) for name in names]
     rows = [["mean", "", "", *whole]]
-    found: dict[str, dict[str, dict[str, str]]] = defaultdict(dict)
+    by_label: dict[str, dict[str, dict[str, str]]] = defaultdict(dict)
     for row in read_rows("results/chestxray/classes.csv"):
         if row["metric"] == "auroc":
-            found[row["label"]][row["variant"]] = row
-    for label, of in found.items():
+            by_label[row["label"]][row["variant"]] = row
+    for label, of in by_label.items():
         first = of[names[0]]
         cells = [of_class(of[name]) for name in names]
         rows.append([label.replace("_", " "), first["positives"], first["positive_groups"], *cells])
@@ -441,7 +445,7 @@ def costs(experiment: str) -> Table:
     files = read_files(ROOT / "results" / experiment / FILES)
     rows = []
     for name, variant in read_json(f"results/{experiment}/metrics.json")["variants"].items():
-        timings = [files[one["run_key"]]["timing"] for one in variant["seeds"].values()]
+        timings = [files[run["run_key"]]["timing"] for run in variant["seeds"].values()]
         taken, rate, memory = (
             mean(timing[what] for timing in timings) for what in ("seconds", "samples_per_second", "peak_memory_bytes")
         )
@@ -492,21 +496,21 @@ HEADLINE_COLUMNS = ["claim", "data", "verdict", "difference in accuracy", "margi
 
 def headline(experiment: str, name: str, data: str, claim: str) -> list[str]:
     """Return the cells of HEADLINE_COLUMNS of a published verdict."""
-    found = read_json(f"results/{experiment}/verdicts.json")["verdicts"]
-    one = next(one for one in found if one["name"] == name)
-    cells = [claim, data, verdict(one["verdict"]), interval(one["interval"], 4)]
-    reads = one["earlier_reads"] + one["other_version_reads"]
-    return [*cells, f"{one['equivalence_margin']:g}", seeds_of(one), str(reads)]
+    comparisons = read_json(f"results/{experiment}/verdicts.json")["verdicts"]
+    comparison = next(comparison for comparison in comparisons if comparison["name"] == name)
+    cells = [claim, data, verdict(comparison["verdict"]), interval(comparison["interval"], 4)]
+    reads = comparison["earlier_reads"] + comparison["other_version_reads"]
+    return [*cells, f"{comparison['equivalence_margin']:g}", seeds_of(comparison), str(reads)]
 
 
 def headlines() -> Table:
     """Return the verdicts of HEADLINES, without the reads of their test splits."""
-    return HEADLINE_COLUMNS[:-1], [headline(*one)[:-1] for one in HEADLINES]
+    return HEADLINE_COLUMNS[:-1], [headline(*entry)[:-1] for entry in HEADLINES]
 
 
 def readme_headlines() -> Table:
     """Return the verdicts of README_HEADLINES."""
-    return HEADLINE_COLUMNS, [headline(*one) for one in HEADLINES if one[:2] in README_HEADLINES]
+    return HEADLINE_COLUMNS, [headline(*entry) for entry in HEADLINES if entry[:2] in README_HEADLINES]
 
 
 def larger_experiments() -> Table:
@@ -516,18 +520,18 @@ def larger_experiments() -> Table:
         metrics = read_json(f"results/{name}/metrics.json")
         han = metrics["variants"]["han"]["test"]["accuracy"]
         baselines = metrics["baselines"][name].values()
-        best = max(baselines, key=lambda one: one["test"]["accuracy"])
+        best = max(baselines, key=lambda baseline: baseline["test"]["accuracy"])
         cells = [title, "HAN", interval(han, 4, sign=False), str(len(metrics["variants"]["han"]["seeds"]))]
         rows.append([*cells, f"{best['name']}: {best['test']['accuracy']:.4f}"])
     for name in ("94", "96"):
-        one = read_json(f"benchmarks/results/2026-11-22-nvidia-h200-speed-{name}.json")
+        record = read_json(f"benchmarks/results/2026-11-22-nvidia-h200-speed-{name}.json")
         cells = [
             "CIFAR-10, 10,000 test images",
             f"fastnet {name}",
-            interval(one["accuracy"], 4, sign=False),
-            str(one["n"]),
+            interval(record["accuracy"], 4, sign=False),
+            str(record["n"]),
         ]
-        rows.append([*cells, f"trained in {one['seconds']['whole']:.1f} s"])
+        rows.append([*cells, f"trained in {record['seconds']['whole']:.1f} s"])
     metrics = read_json("results/lars-tuned/metrics.json")["variants"]
     lars, sgd = (metrics[name]["test"]["accuracy"] for name in ("lars", "sgd-warmup"))
     cells = [rows[-1][0], "fastnet, LARS, batch 16384", interval(lars, 4, sign=False)]
@@ -596,9 +600,9 @@ def grid_ends() -> Table:
         today = make_plan(name, root=ROOT)
         trials = load_experiment(name, ROOT).trials
         for variant, choice in choices(path.parent).items():
-            tried = differing({one: vars(today.variants[one]) for one in trials[variant]})
+            tried = differing({trial: vars(today.variants[trial]) for trial in trials[variant]})
             for address, end in edges(choice.chosen, choice.settings.values()).items():
-                before, now = ({one[address] for one in of.values()} for of in (choice.settings, tried))
+                before, now = ({settings[address] for settings in of.values()} for of in (choice.settings, tried))
                 added = ", ".join(f"{value:g}" for value in sorted(now - before))
                 span = ", ".join(f"{value:g}" for value in sorted(before))
                 label = address.rpartition(".")[2]
@@ -628,11 +632,13 @@ def readers_accuracies() -> Table:
 
 def readers_verdicts() -> Table:
     imdb = read_json("results/imdb/verdicts.json")["verdicts"]
-    news = {one["name"]: one for one in read_json("results/newsgroups20/verdicts.json")["verdicts"]}
+    news = {
+        comparison["name"]: comparison for comparison in read_json("results/newsgroups20/verdicts.json")["verdicts"]
+    }
     rows = []
-    for one in imdb:
-        cells = [one["claim"], verdict(one["verdict"]), interval(one["interval"], 4)]
-        other = news.get(one["name"])
+    for comparison in imdb:
+        cells = [comparison["claim"], verdict(comparison["verdict"]), interval(comparison["interval"], 4)]
+        other = news.get(comparison["name"])
         cells += [verdict(other["verdict"]), interval(other["interval"], 4)] if other else ["", ""]
         rows.append(cells)
     return ["claim", "IMDB", "difference", "20 Newsgroups", "difference"], rows
@@ -653,22 +659,24 @@ def choices() -> Table:
             continue
         plan = read_json(f"results/{path.parent.name}/plan.json")
         for data in sorted(metrics["champions"]):
-            mine = {name: one for name, one in metrics["variants"].items() if one["data"] == data}
-            of_variants = [plan["variants"][name] for name in mine]
-            preparations = {json.dumps(one["preprocessing"], sort_keys=True) for one in of_variants}
-            networks = {json.dumps([one["model"], one["network"]], sort_keys=True) for one in of_variants}
+            variants = {name: variant for name, variant in metrics["variants"].items() if variant["data"] == data}
+            of_variants = [plan["variants"][name] for name in variants]
+            preparations = {json.dumps(variant["preprocessing"], sort_keys=True) for variant in of_variants}
+            networks = {json.dumps([variant["model"], variant["network"]], sort_keys=True) for variant in of_variants}
             if len(preparations) > 1 or len(networks) == 1:
                 continue
             baselines = metrics["baselines"].get(data, {})
             score = metrics["champions"][data]["metric"]
-            means = {name: one["validation"][score]["mean"] for name, one in mine.items()}
-            means |= {name: one["validation"][score] for name, one in baselines.items()}
-            decided = [one for one in verdicts if {one["treatment"], one["control"]} <= set(means)]
-            losers = {loser(one) for one in decided} - {None}
+            means = {name: variant["validation"][score]["mean"] for name, variant in variants.items()}
+            means |= {name: baseline["validation"][score] for name, baseline in baselines.items()}
+            decided = [
+                comparison for comparison in verdicts if {comparison["treatment"], comparison["control"]} <= set(means)
+            ]
+            losers = {loser(comparison) for comparison in decided} - {None}
             best = max((name for name in means if name not in losers), key=means.__getitem__)
             equal = equivalents(best, decided) - losers
-            found = mine[best]["test"][score] if best in mine else {"mean": baselines[best]["test"][score]}
-            shown = interval(found, 4, sign=False) if "low" in found else f"{found['mean']:.4f}"
+            measured = variants[best]["test"][score] if best in variants else {"mean": baselines[best]["test"][score]}
+            shown = interval(measured, 4, sign=False) if "low" in measured else f"{measured['mean']:.4f}"
             rows.append(
                 [f"`{data}` ({plan['data'][data]['kind']})", f"`{best}`", f"{metric_words(score)} {shown}"]
                 + [listed(names) for names in (equal, losers, set(means) - losers - equal - {best})]
@@ -686,7 +694,11 @@ def loser(verdict: dict[str, Any]) -> str | None:
 
 def equivalents(name: str, verdicts: list[dict[str, Any]]) -> set[str]:
     """Return the names that were compared with ``name`` itself and found equivalent to it."""
-    pairs = [{one["treatment"], one["control"]} for one in verdicts if one["verdict"] == "equivalent"]
+    pairs = [
+        {comparison["treatment"], comparison["control"]}
+        for comparison in verdicts
+        if comparison["verdict"] == "equivalent"
+    ]
     return {other for pair in pairs if name in pair for other in pair - {name}}
 
 
@@ -711,10 +723,10 @@ def imdb_trials() -> Table:
         for changed, parts in by_part.items()
     ]
     rows = []
-    for difference, parts, changed in sorted(measured, key=lambda one: (-one[0], one[2])):
+    for difference, parts, changed in sorted(measured, key=lambda row: (-row[0], row[2])):
         for old, new in RENAMED.items():
             changed = re.sub(rf"\b{old}=", f"{new}=", changed)
-        settings = ", ".join(f"`{one}`" for one in re.split(r" (?=\w+=)", changed))
+        settings = ", ".join(f"`{setting}`" for setting in re.split(r" (?=\w+=)", changed))
         rows.append([settings, signed(difference, 3), str(parts)])
     return ["settings changed", "difference in accuracy", "parts"], rows
 
@@ -741,8 +753,8 @@ def quantiles() -> Table:
 def quantile_verdicts() -> Table:
     rows: dict[str, dict[str, str]] = defaultdict(dict)
     for data in QUANTILES:
-        for one in read_json(f"results/quantiles-{data}/verdicts.json")["verdicts"]:
-            rows[one["name"]][data] = f"{verdict(one['verdict'])}, {interval(one['interval'], 3)}"
+        for comparison in read_json(f"results/quantiles-{data}/verdicts.json")["verdicts"]:
+            rows[comparison["name"]][data] = f"{verdict(comparison['verdict'])}, {interval(comparison['interval'], 3)}"
     body = [[f"{int(name[1:]) / 100:g}", *(cells.get(data, "") for data in QUANTILES)] for name, cells in rows.items()]
     return ["whole texts are better than those truncated at", *QUANTILES.values()], body
 
@@ -755,7 +767,7 @@ def padding() -> Table:
             cells = [f"{float(row['median_ms']):.2f}", f"{100 * float(row['padding']):.1f} %"]
             rows[row["words"]][row["way"]] = cells
     header = ["quantile", "lengths respected: ms", "padding", "padded to the cut: ms", "padding"]
-    ordered = sorted(rows.items(), key=lambda one: float(one[0]))
+    ordered = sorted(rows.items(), key=lambda item: float(item[0]))
     return header, [[quantile, *ways["project"], *ways["cut length"]] for quantile, ways in ordered]
 
 
@@ -773,9 +785,9 @@ def copying_recall() -> Table:
 def claims_of(study: str) -> Table:
     claims = read_json(f"results/studies/{study}/results.json")["claims"]
     rows = []
-    for one in claims:
-        claim = f"`{one['claim']}`" if "\\" in one["claim"] else one["claim"]
-        rows.append([claim, verdict(one["verdict"]), one["says"]])
+    for entry in claims:
+        claim = f"`{entry['claim']}`" if "\\" in entry["claim"] else entry["claim"]
+        rows.append([claim, verdict(entry["verdict"]), entry["says"]])
     return ["claim", "verdict", "measured"], rows
 
 
@@ -813,12 +825,12 @@ def tuning_variance() -> Table:
 
 def accuracy_by_batch() -> Table:
     """Return a row for each batch size, a column for each method, of lars-batches."""
-    found: dict[int, dict[str, str]] = defaultdict(dict)
+    by_batch: dict[int, dict[str, str]] = defaultdict(dict)
     for row in read_rows("results/studies/batch_size/cifar10/accuracy.csv"):
         span = interval({name: float(row[name]) for name in ("mean", "low", "high")}, 4, sign=False)
-        found[int(row["batch"])][row["method"]] = f"{span}, rate {row['learning_rate']}"
-    methods = list(next(iter(found.values())))
-    rows = [[str(batch), *(cells[method] for method in methods)] for batch, cells in sorted(found.items())]
+        by_batch[int(row["batch"])][row["method"]] = f"{span}, rate {row['learning_rate']}"
+    methods = list(next(iter(by_batch.values())))
+    rows = [[str(batch), *(cells[method] for method in methods)] for batch, cells in sorted(by_batch.items())]
     return ["batch", *(f"`{method}`" for method in methods)], rows
 
 
@@ -842,13 +854,13 @@ def deletion_verdicts() -> Table:
     """Return the verdict on attended and random words of each data set."""
     rows = []
     for data in ("imdb", "docstrings"):
-        (one,) = (
-            one["measured"]
-            for one in read_json(f"results/studies/deletion/{data}/results.json")["claims"]
-            if "equivalence_margin" in one["measured"]
+        (comparison,) = (
+            claim["measured"]
+            for claim in read_json(f"results/studies/deletion/{data}/results.json")["claims"]
+            if "equivalence_margin" in claim["measured"]
         )
-        cells = [data, one["claim"], verdict(one["verdict"]), interval(one["interval"], 3)]
-        rows.append([*cells, f"{one['equivalence_margin']:g}"])
+        cells = [data, comparison["claim"], verdict(comparison["verdict"]), interval(comparison["interval"], 3)]
+        rows.append([*cells, f"{comparison['equivalence_margin']:g}"])
     return ["data", "claim", "verdict", "difference in the fall", "margin"], rows
 
 
@@ -856,26 +868,26 @@ def kernel(name: str) -> Table:
     """Return the cases of a kernel in the newest report of cuda_ext/results/ that has it; parts/ has those of one."""
     for path in sorted((ROOT / "cuda_ext/results").rglob("*.json"), key=lambda path: path.name, reverse=True):
         reported = json.loads(path.read_text(encoding="utf-8"))["results"]
-        if cases := [one for one in reported if one["kernel"] == name]:
+        if cases := [case for case in reported if case["kernel"] == name]:
             break
     else:
         raise KeyError(f"no kernel {name} in cuda_ext/results")
     rows = []
-    for one in cases:
-        ratio = f"{one['times_best_peer']:.2f}"
+    for case in cases:
+        ratio = f"{case['times_best_peer']:.2f}"
         rows.append(
-            [one["shape"], one["dtype"], f"{one['median_ms']:.4f}", f"{one['share_of_floor']:.0%}"]
-            + [one["best_peer"], ratio, f"{one['relative_error']:.0e}"]
+            [case["shape"], case["dtype"], f"{case['median_ms']:.4f}", f"{case['share_of_floor']:.0%}"]
+            + [case["best_peer"], ratio, f"{case['relative_error']:.0e}"]
         )
     return ["case", "dtype", "ms", "share of the floor", "best peer", "times as fast", "error"], rows
 
 
 def speed_han() -> Table:
     rows = []
-    for one in read_json("benchmarks/results/2026-11-23-nvidia-h200-han.json")["results"]:
-        own, peer = (f"{one['timed'][one[key]]['documents_a_second']:,.0f}" for key in ("best", "best_peer"))
-        precision, name = one["best"].removeprefix("reread, "), one["best_peer"].removeprefix("CUDA graph, ")
-        rows.append([str(one["batch"]), own, precision, peer, name, f"{one['times_best_peer']:.1f}"])
+    for result in read_json("benchmarks/results/2026-11-23-nvidia-h200-han.json")["results"]:
+        own, peer = (f"{result['timed'][result[key]]['documents_a_second']:,.0f}" for key in ("best", "best_peer"))
+        precision, name = result["best"].removeprefix("reread, "), result["best_peer"].removeprefix("CUDA graph, ")
+        rows.append([str(result["batch"]), own, precision, peer, name, f"{result['times_best_peer']:.1f}"])
     return ["batch", "documents per second", "precision", "best peer", "its form, in a CUDA graph", "ratio"], rows
 
 
@@ -891,17 +903,17 @@ def speed_densenet() -> Table:
     for names in DENSENETS.values():
         variants = {}
         for name in names:
-            for one in read_json(f"benchmarks/results/2026-11-23-nvidia-h200-{name}.json")["results"]:
-                variants[one["variant"]] = one
-        for one in variants.values():
+            for result in read_json(f"benchmarks/results/2026-11-23-nvidia-h200-{name}.json")["results"]:
+                variants[result["variant"]] = result
+        for result in variants.values():
             rows.append(
                 [
-                    one["network"],
-                    str(one["batch"]),
-                    re.sub("^this", "reread", one["variant"]),
-                    f"{one['images_per_second']:,.0f}",
-                    f"{one['low_quartile_ms']:.1f} to {one['high_quartile_ms']:.1f}",
-                    f"{one['peak_memory_gib']:.1f}",
+                    result["network"],
+                    str(result["batch"]),
+                    re.sub("^this", "reread", result["variant"]),
+                    f"{result['images_per_second']:,.0f}",
+                    f"{result['low_quartile_ms']:.1f} to {result['high_quartile_ms']:.1f}",
+                    f"{result['peak_memory_gib']:.1f}",
                 ]
             )
     return ["network", "batch", "variant", "images per second", "quartiles, ms per step", "peak GiB"], rows
@@ -920,12 +932,12 @@ def profile(name: str) -> Table:
     """Return the longest kernels of a step, of the newest profile of benchmarks/results/ with that name."""
     newest = max((ROOT / "benchmarks/results").glob(f"*-profile-{name}.json"))
     measured = json.loads(newest.read_text(encoding="utf-8"))
-    found: dict[tuple[str, str], list[float]] = defaultdict(lambda: [0, 0])
-    for one in measured["kernels"]:
+    by_kernel: dict[tuple[str, str], list[float]] = defaultdict(lambda: [0, 0])
+    for row in measured["kernels"]:
         for column, key in enumerate(("calls", "microseconds")):
-            found[short_kernel(one["kernel"])][column] += one[key]
-    whole = sum(microseconds for _, microseconds in found.values())
-    ordered = sorted(found.items(), key=lambda item: -item[1][1])
+            by_kernel[short_kernel(row["kernel"])][column] += row[key]
+    whole = sum(microseconds for _, microseconds in by_kernel.values())
+    ordered = sorted(by_kernel.items(), key=lambda item: -item[1][1])
     shown, others = ordered[:KERNELS_SHOWN], [counts for _, counts in ordered[KERNELS_SHOWN:]]
     lines = [(f"`{kernel}`", owner, *counts) for (kernel, owner), counts in shown]
     lines.append((f"{len(others)} others", "", *map(sum, zip(*others, strict=True))))
@@ -958,11 +970,11 @@ def short_kernel(name: str) -> tuple[str, str]:
 def speed_end_to_end() -> Table:
     titles = {"han": "HAN", "han-imdb": "HAN as in imdb.yaml", "densenet": "DenseNet-BC-100-12"}
     rows = []
-    for name, one in read_json("benchmarks/results/2026-11-22-nvidia-h200-end-to-end.json")["results"].items():
-        pace, share = one["rows_per_second"], one["share_of_step"]
+    for name, result in read_json("benchmarks/results/2026-11-22-nvidia-h200-end-to-end.json")["results"].items():
+        pace, share = result["rows_per_second"], result["share_of_step"]
         alone, validated = f"{pace['step alone']:,.0f}", f"{pace['with validation']:,.0f}"
         rows.append(
-            [titles[name], str(one["training"]["batch_size"]), alone, validated]
+            [titles[name], str(result["training"]["batch_size"]), alone, validated]
             + [f"{share[part]:.1%}" for part in ("with validation", "whole")]
         )
     return ["network", "batch", "step alone", "with validation", "share", "share with checkpoints"], rows
@@ -972,27 +984,27 @@ def gpu_seconds() -> Table:
     """Return the seconds of a GPU that whole experiments took, with their tuning and their evaluation."""
     rows = []
     trips = [read_json(str(path)) for path in sorted((ROOT / "benchmarks/results").glob("*-experiments.json"))]
-    for one in (experiment for trip in trips for experiment in trip["experiments"]):
-        taken = [one["gpu_seconds"][stage] for stage in ("training", "evaluation")]
-        cells = [f"`{one['experiment']}`", str(one["runs"]), str(one["runs_per_gpu"])]
-        rows.append([*cells, *map(str, taken), f"{sum(taken) / one['runs']:.1f}"])
+    for experiment in (experiment for trip in trips for experiment in trip["experiments"]):
+        taken = [experiment["gpu_seconds"][stage] for stage in ("training", "evaluation")]
+        cells = [f"`{experiment['experiment']}`", str(experiment["runs"]), str(experiment["runs_per_gpu"])]
+        rows.append([*cells, *map(str, taken), f"{sum(taken) / experiment['runs']:.1f}"])
     return ["experiment", "runs", "at once", "training, s", "evaluation, s", "together per run, s"], rows
 
 
 def speed_records() -> Table:
     rows = []
     for name in ("94", "96"):
-        one = read_json(f"benchmarks/results/2026-11-22-nvidia-h200-speed-{name}.json")
-        accuracy = {key: 100 * value for key, value in one["accuracy"].items()}
+        record = read_json(f"benchmarks/results/2026-11-22-nvidia-h200-speed-{name}.json")
+        accuracy = {key: 100 * value for key, value in record["accuracy"].items()}
         rows.append(
             [
                 f"{name} %",
-                f"{one['parameters'] / 1e6:.1f} million",
-                str(one["training"]["max_epochs"]),
+                f"{record['parameters'] / 1e6:.1f} million",
+                str(record["training"]["max_epochs"]),
                 f"{interval(accuracy, 2, sign=False)} %",
-                str(one["n"]),
-                f"{one['seconds']['whole']:.2f}",
-                f"{one['slowest_seconds']:.2f}",
+                str(record["n"]),
+                f"{record['seconds']['whole']:.2f}",
+                f"{record['slowest_seconds']:.2f}",
             ]
         )
     return ["goal", "parameters", "epochs", "test accuracy", "seeds", "seconds", "slowest seed"], rows
@@ -1000,8 +1012,8 @@ def speed_records() -> Table:
 
 def memory() -> Table:
     peaks: dict[tuple[str, int], dict[str, float]] = defaultdict(dict)
-    for one in read_json("benchmarks/results/2026-11-22-nvidia-h200-memory.json")["results"]:
-        peaks[one["network"], one["batch"]][one["variant"]] = one["peak_bytes"] / 2**30
+    for result in read_json("benchmarks/results/2026-11-22-nvidia-h200-memory.json")["results"]:
+        peaks[result["network"], result["batch"]][result["variant"]] = result["peak_bytes"] / 2**30
     ways = ("this", "modules", "modules, checkpointed")
     rows = [[name, str(batch), *(f"{of[way]:.2f}" for way in ways)] for (name, batch), of in peaks.items()]
     return ["network", "batch", "reread, GiB", "modules, GiB", "modules, recomputed, GiB"], rows
@@ -1009,11 +1021,11 @@ def memory() -> Table:
 
 def speed_capsules() -> Table:
     """Return the time of a training step of the capsule network on MNIST, the longest first."""
-    found = read_json("benchmarks/results/2026-11-22-nvidia-h200-capsules.json")["results"]
+    results = read_json("benchmarks/results/2026-11-22-nvidia-h200-capsules.json")["results"]
     rows = []
-    for one in sorted(found, key=lambda one: -one["median_ms"]):
-        name = one["variant"].replace("plain", "plain PyTorch").replace("this", "reread")
-        cells = [name, f"{one['median_ms']:.2f}", f"{one['times_plain']:.2f}", f"{one['peak_memory_gib']:.2f}"]
+    for result in sorted(results, key=lambda result: -result["median_ms"]):
+        name = result["variant"].replace("plain", "plain PyTorch").replace("this", "reread")
+        cells = [name, f"{result['median_ms']:.2f}", f"{result['times_plain']:.2f}", f"{result['peak_memory_gib']:.2f}"]
         rows.append(cells)
     return ["step", "ms", "times as fast", "peak GiB"], rows
 
@@ -1021,10 +1033,10 @@ def speed_capsules() -> Table:
 def checkpoints() -> Table:
     """Return what a checkpoint per epoch of CIFAR-10 costs."""
     rows = []
-    for name, one in read_json("benchmarks/results/2026-11-22-nvidia-h200-checkpoint.json")["results"].items():
-        waited, epoch = one["medians"]["waited"], one["epoch"]
-        cells = [name, f"{one['megabytes']:.1f}", f"{waited:.3f}", f"{epoch:.2f}", f"{100 * waited / epoch:.2f} %"]
-        rows.append([*cells, f"{100 * one['difference']:.2f} %"])
+    for name, result in read_json("benchmarks/results/2026-11-22-nvidia-h200-checkpoint.json")["results"].items():
+        waited, epoch = result["medians"]["waited"], result["epoch"]
+        cells = [name, f"{result['megabytes']:.1f}", f"{waited:.3f}", f"{epoch:.2f}", f"{100 * waited / epoch:.2f} %"]
+        rows.append([*cells, f"{100 * result['difference']:.2f} %"])
     head = ["network, on one H200", "checkpoint, MB", "training waits, s", "epoch, s", "share"]
     return [*head, "epochs with checkpoints are longer by"], rows
 
@@ -1042,75 +1054,79 @@ def scaling() -> Table:
         "compute, ms",
     ]
     rows = []
-    for one in read_json("benchmarks/results/2026-11-22-nvidia-h200-x2-scaling.json")["rows"]:
-        alone = one["processes"] == 1
-        if alone and one["case"].endswith("-all"):
+    for row in read_json("benchmarks/results/2026-11-22-nvidia-h200-x2-scaling.json")["rows"]:
+        alone = row["processes"] == 1
+        if alone and row["case"].endswith("-all"):
             continue
-        cells = [titles[one["case"].removesuffix("-all")], str(one["processes"]), f"{one['batch']:,}"]
-        cells += ["" if alone else f"`{one['way']}`", f"{one['rows_per_second']:,.0f}", f"{one['efficiency']:.1%}"]
-        cells += [f"{one['step']:.2f}", f"{one['compute']:.2f}"]
-        rows.append([*cells, *("" if alone else f"{one[part]:.2f}" for part in ("not_hidden", "all_reduce"))])
+        cells = [titles[row["case"].removesuffix("-all")], str(row["processes"]), f"{row['batch']:,}"]
+        cells += ["" if alone else f"`{row['way']}`", f"{row['rows_per_second']:,.0f}", f"{row['efficiency']:.1%}"]
+        cells += [f"{row['step']:.2f}", f"{row['compute']:.2f}"]
+        rows.append([*cells, *("" if alone else f"{row[part]:.2f}" for part in ("not_hidden", "all_reduce"))])
     return [*header, "not hidden, ms", "all-reduce, ms"], rows
 
 
 def large_batch() -> Table:
     rows = [
         [
-            str(one["processes"]),
-            str(one["seed"]),
-            f"{one['seconds']:.1f}",
-            f"{one['peak_memory_bytes'] / 2**30:.1f}",
-            f"{one['validation_accuracy']:.2%}",
-            f"{one['test_accuracy']:.2%}",
+            str(run["processes"]),
+            str(run["seed"]),
+            f"{run['seconds']:.1f}",
+            f"{run['peak_memory_bytes'] / 2**30:.1f}",
+            f"{run['validation_accuracy']:.2%}",
+            f"{run['test_accuracy']:.2%}",
         ]
-        for one in read_json(SEVERAL_GPUS)["large_batch"]["runs"]
+        for run in read_json(SEVERAL_GPUS)["large_batch"]["runs"]
     ]
     return ["GPUs", "seed", "seconds", "peak GiB per GPU", "validation accuracy", "test accuracy"], rows
 
 
 def side_by_side() -> Table:
-    found = read_json(SEVERAL_GPUS)["side_by_side"]
-    seconds = mean(one["seconds"] for one in found["runs"])
-    use = mean(found["utilization"].values())
+    measured = read_json(SEVERAL_GPUS)["side_by_side"]
+    seconds = mean(run["seconds"] for run in measured["runs"])
+    use = mean(measured["utilization"].values())
     header = ["runs", "GPUs", "runs at once per GPU", "seconds in all", "mean seconds of a run", "GPUs in use"]
-    count = len(found["runs"])
-    return header, [[str(count), str(found["gpus"]), "6", f"{found['wall_seconds']}", f"{seconds:.1f}", f"{use:.0f} %"]]
+    count = len(measured["runs"])
+    return header, [
+        [str(count), str(measured["gpus"]), "6", f"{measured['wall_seconds']}", f"{seconds:.1f}", f"{use:.0f} %"]
+    ]
 
 
 def speed_prediction() -> Table:
     rows = []
     for data in ("docstrings", "imdb"):
-        for one in read_json(f"benchmarks/results/2026-11-21-prediction-{data}.json")["results"]:
-            if one["span"] == "answer":
-                rows.append([data, one["way"], str(one["batch"]), f"{one['documents_a_second']['median']:,.0f}"])
+        for result in read_json(f"benchmarks/results/2026-11-21-prediction-{data}.json")["results"]:
+            if result["span"] == "answer":
+                rows.append(
+                    [data, result["way"], str(result["batch"]), f"{result['documents_a_second']['median']:,.0f}"]
+                )
     return ["data", "processes", "batch", "documents per second"], rows
 
 
 def speed_serving() -> Table:
     rows = []
     measured = read_json("benchmarks/results/2026-11-22-serving.json")
-    for way, one in measured["ways"].items():
-        times = (f"{one['milliseconds'][name]:.1f} ms" for name in ("median", "p99"))
+    for way, result in measured["ways"].items():
+        times = (f"{result['milliseconds'][name]:.1f} ms" for name in ("median", "p99"))
         load = f"{measured['load_before']:.1f}"
-        rows.append([way, str(one["documents_per_request"]), f"{one['documents_per_second']:,.0f}", *times, load])
+        rows.append([way, str(result["documents_per_request"]), f"{result['documents_per_second']:,.0f}", *times, load])
     return ["way", "documents per request", "documents per second", "median", "p99", "other load"], rows
 
 
 def tracking_load() -> Table:
-    one = read_json("benchmarks/results/2026-11-22-tracking-load.json")
+    measured = read_json("benchmarks/results/2026-11-22-tracking-load.json")
     names = ["workers", "seconds", "requests per second", "metrics per second", "median", "p99"]
     names += ["errors", "lost metrics", "other load"]
-    row = [str(one["workers"]), f"{one['seconds']:.0f}"]
-    row += [f"{one[name]:,.0f}" for name in ("requests_per_second", "metrics_per_second")]
-    row += [f"{one['milliseconds'][name]:.0f} ms" for name in ("median", "p99")]
-    return names, [[*row, str(one["errors"]), str(one["lost_metrics"]), f"{one['load_before']:.1f}"]]
+    row = [str(measured["workers"]), f"{measured['seconds']:.0f}"]
+    row += [f"{measured[name]:,.0f}" for name in ("requests_per_second", "metrics_per_second")]
+    row += [f"{measured['milliseconds'][name]:.0f} ms" for name in ("median", "p99")]
+    return names, [[*row, str(measured["errors"]), str(measured["lost_metrics"]), f"{measured['load_before']:.1f}"]]
 
 
 def speed_preprocessing() -> Table:
     ways = read_json("benchmarks/results/2026-11-21-preprocessing-imdb.json")["ways"]
     rows = [
-        [way, f"{one['megabytes_a_second']['median']:.1f}", f"{one['megabytes_a_core_second']['median']:.1f}"]
-        for way, one in ways.items()
+        [way, f"{speeds['megabytes_a_second']['median']:.1f}", f"{speeds['megabytes_a_core_second']['median']:.1f}"]
+        for way, speeds in ways.items()
     ]
     return ["program", "MB per second", "MB per second and core"], rows
 
@@ -1126,7 +1142,7 @@ def markdown(table: Table | str) -> str:
 
 def with_tables(text: str) -> str:
     """Return a page with each marked region replaced by its table."""
-    return REGION.sub(lambda found: found[1] + markdown(table_of(found[2])) + found[4], text)
+    return REGION.sub(lambda match: match[1] + markdown(table_of(match[2])) + match[4], text)
 
 
 def table_of(name: str) -> Table | str:

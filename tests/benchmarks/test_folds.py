@@ -14,6 +14,6 @@ def test_folds_that_share_rows_are_wrong_less_often_with_the_correction(tmp_path
     with pytest.raises(SystemExit) as ended:
         folds.main()
     assert not ended.value.code
-    (found,) = json.loads(path.read_text())["designs"]
+    (design,) = json.loads(path.read_text())["designs"]
     # Of 60 draws 3 are wrong at the level, 8 or more with a chance of 2 %.
-    assert found["corrected"] <= 8 / 60 and found["corrected"] <= found["uncorrected"] <= found["seeds_alone"]
+    assert design["corrected"] <= 8 / 60 and design["corrected"] <= design["uncorrected"] <= design["seeds_alone"]

@@ -30,12 +30,12 @@ def test_a_kernel_that_is_gone_is_left_out(tmp_path):
     report = json.loads(REPORT.read_text(encoding="utf-8"))
     gone = tmp_path / "gone.json"
     pictures = [tmp_path / "one.png", tmp_path / "two.png"]
-    one = {**report["results"][0], "kernel": "of_long_ago"}
-    for results, path in zip((report["results"], [one, *report["results"]]), pictures, strict=True):
+    unknown = {**report["results"][0], "kernel": "of_long_ago"}
+    for results, path in zip((report["results"], [unknown, *report["results"]]), pictures, strict=True):
         gone.write_text(json.dumps({**report, "results": results}), encoding="utf-8")
         assert draw(gone, path).returncode == 0
     assert pictures[0].read_bytes() == pictures[1].read_bytes()
-    gone.write_text(json.dumps({**report, "results": [one]}), encoding="utf-8")
+    gone.write_text(json.dumps({**report, "results": [unknown]}), encoding="utf-8")
     done = draw(gone, tmp_path / "none.png")
     assert done.returncode == 2 and done.stderr.startswith(f"error: {gone} has none of the kernels adamw, ")
     assert not (tmp_path / "none.png").exists()

@@ -42,9 +42,9 @@ def test_modules_compute_what_the_network_does_and_checkpointing_keeps_less(subj
     logits, gradients, _ = step(network, images)
     kept = []
     for peer in peers:
-        found, slopes, bytes_kept = step(peer, images)
-        torch.testing.assert_close(found, logits)
-        for one, other in zip(slopes, gradients, strict=True):
-            torch.testing.assert_close(one, other)
+        output, slopes, bytes_kept = step(peer, images)
+        torch.testing.assert_close(output, logits)
+        for slope, other in zip(slopes, gradients, strict=True):
+            torch.testing.assert_close(slope, other)
         kept.append(bytes_kept)
     assert kept[1] < kept[0]

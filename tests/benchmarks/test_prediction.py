@@ -50,13 +50,13 @@ def test_each_span_and_batch_is_timed_in_processes_of_its_own(prepared, tmp_path
     printed = capsys.readouterr().out
     measured = json.loads((tmp_path / "figures.json").read_text())
     assert json.loads(printed.splitlines()[-1]) == measured
-    on_cpu = [one for one in measured["results"] if one["way"] != "GPU"]
-    assert [(one["span"], one["batch"]) for one in on_cpu] == [
+    on_cpu = [result for result in measured["results"] if result["way"] != "GPU"]
+    assert [(result["span"], result["batch"]) for result in on_cpu] == [
         ("network", 1), ("network", 4), ("answer", 1), ("answer", 4),
     ]  # fmt: skip
-    for one in on_cpu:
-        for speed in (one["documents_a_second"], one["documents_a_core_second"]):
-            assert 0 < speed["lowest"] <= speed["median"] <= speed["highest"] and one["n"] == 2
+    for result in on_cpu:
+        for speed in (result["documents_a_second"], result["documents_a_core_second"]):
+            assert 0 < speed["lowest"] <= speed["median"] <= speed["highest"] and result["n"] == 2
     assert "best on the CPU, answer, batch 4: 1 process, " in printed
 
 

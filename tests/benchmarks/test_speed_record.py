@@ -50,5 +50,5 @@ def test_a_record_on_test_images_has_an_entry_in_the_ledger_and_beside_its_figur
     assert not LEDGER.exists()
     LEDGER.parent.mkdir()
     with speed_record.recorded("94", recipe, prepared, [4], None) as entries:
-        assert [one.reader for one in entries] == ["speed record 94"]
-    assert [one.changed for one in add_reads([entry])] == ["first read", "first read"]
+        assert [read.reader for read in entries] == ["speed record 94"]
+    assert [read.changed for read in add_reads([entry])] == ["first read", "first read"]

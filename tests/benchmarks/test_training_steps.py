@@ -52,9 +52,9 @@ def embedded_padding_apart(network, tokens, whole):
         vectors.append(network.word_attention(states, row[None, :length] > 0))
     states, _ = network.sentence_gru(torch.cat(vectors).unflatten(0, tokens.shape[:2]))
     real = torch.ones(tokens.shape[:2], dtype=torch.bool)
-    found = network.classifier(network.sentence_attention(states, real))
-    assert found.shape == whole.shape
-    return found
+    output = network.classifier(network.sentence_attention(states, real))
+    assert output.shape == whole.shape
+    return output
 
 
 def test_the_precisions_of_han_s_step_are_those_of_training():

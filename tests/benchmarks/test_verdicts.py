@@ -15,16 +15,16 @@ def test_the_figures_of_every_kind_are_written(tmp_path, monkeypatch):
     with pytest.raises(SystemExit) as ended:
         verdicts.main()
     assert not ended.value.code
-    found = json.loads(path.read_text())
-    places = {(one["shape"], one["seeds"], one["comparisons"]) for one in found["rates"]}
+    figures = json.loads(path.read_text())
+    places = {(row["shape"], row["seeds"], row["comparisons"]) for row in figures["rates"]}
     assert places == {(shape, 6, many) for shape in verdicts.SHAPES for many in (1, 3)}
-    for one in found["rates"]:
-        assert one["direction"] <= 0.3 and one["equivalence"] <= 0.3 and one["size"] <= 0.3 and one["coverage"] > 0.8
-    assert [one["item_deviation"] for one in found["by_items"]] == list(verdicts.ITEM_DEVIATIONS)
-    assert all(one["direction"] <= 0.3 for one in found["by_items"])
-    by_place = {(one["seeds"], one["comparisons"]): one for one in found["power"]}
+    for row in figures["rates"]:
+        assert row["direction"] <= 0.3 and row["equivalence"] <= 0.3 and row["size"] <= 0.3 and row["coverage"] > 0.8
+    assert [row["item_deviation"] for row in figures["by_items"]] == list(verdicts.ITEM_DEVIATIONS)
+    assert all(row["direction"] <= 0.3 for row in figures["by_items"])
+    by_place = {(row["seeds"], row["comparisons"]): row for row in figures["power"]}
     assert set(by_place) == {(seeds, many) for seeds in (6, 8) for many in verdicts.POWER_COMPARISONS}
     # Pairs of six seeds show nothing with three comparisons; two samples do.
     assert by_place[6, 3]["pairs"] == 0 < by_place[6, 3]["other_items"] <= by_place[6, 3]["rule"] + 0.2
     assert by_place[8, 1]["rule"] >= by_place[8, 13]["rule"]
-    assert [one["looks"] for one in found["looks"]] == [name for name, _, _ in verdicts.LOOKS]
+    assert [row["looks"] for row in figures["looks"]] == [name for name, _, _ in verdicts.LOOKS]
