@@ -27,17 +27,17 @@ from reread.storage.run_folder import JOB, RunFolder
 
 def pairs(folders: Sequence[Path]) -> list[tuple[Path, Path | None]]:
     """Return each run with the prepared folder that follows it, or None; InputError for a folder that is neither."""
-    found: list[tuple[Path, Path | None]] = []
+    runs: list[tuple[Path, Path | None]] = []
     for folder in folders:
         if (folder / JOB).is_file():
-            found.append((folder, None))
+            runs.append((folder, None))
         elif not (folder / DESCRIPTION).is_file():
             raise InputError(f"{folder} is no run and no prepared data: it has neither {JOB} nor {DESCRIPTION}")
-        elif not found or found[-1][1] is not None:
+        elif not runs or runs[-1][1] is not None:
             raise InputError(f"{folder} is prepared data and follows no run: name the run before it")
         else:
-            found[-1] = (found[-1][0], folder)
-    return found
+            runs[-1] = (runs[-1][0], folder)
+    return runs
 
 
 def recorded(run: Path, prepared: Path) -> AbstractContextManager[Any]:

@@ -57,14 +57,14 @@ def chosen_runs(records: Sequence[RunRecord], best_seeds: Mapping[str, int]) -> 
     ordered = best_first(records, best_seeds)
     shown = {
         variant for variant, seed in best_seeds.items()
-        if any(one.seed == seed and has_attention(one.run_directory, one.prepared)
-               for one in ordered if one.variant == variant)
+        if any(record.seed == seed and has_attention(record.run_directory, record.prepared)
+               for record in ordered if record.variant == variant)
     }  # fmt: skip
     by_variant = [
-        [one for one in ordered if one.variant == variant and (one.run_directory / WEIGHTS).is_file()]
+        [record for record in ordered if record.variant == variant and (record.run_directory / WEIGHTS).is_file()]
         for variant in best_seeds if variant in shown
     ]  # fmt: skip
-    in_turn = [one for of_rank in itertools.zip_longest(*by_variant) for one in of_rank if one is not None]
+    in_turn = [record for of_rank in itertools.zip_longest(*by_variant) for record in of_rank if record is not None]
     return best_first(in_turn[:MOST_READINGS], best_seeds)
 
 
@@ -107,8 +107,8 @@ def document_set(prepared: Prepared) -> dict[str, Any]:
     Padding is not in example_documents.json, so it has no entry here.
     """
     documents = [
-        {"id": one["id"], "sentences": [words for words in one["words"] if words]}
-        for one in read_json(prepared.directory / DOCUMENTS)
+        {"id": document["id"], "sentences": [words for words in document["words"] if words]}
+        for document in read_json(prepared.directory / DOCUMENTS)
     ]
     return {"data": prepared.description["name"], "classes": prepared.classes, "documents": documents}
 
@@ -156,8 +156,8 @@ def shade(words: list[list[str]], word_weights: np.ndarray, sentence_weights: np
         "sentences": [
             {
                 "weight": round(float(sentence_weights[s]) / UNIT),
-                "weights": [round(float(one) / UNIT) for one in word_weights[s, : len(sentence)]],
-                "shades": "".join(str(min(LEVELS - 1, int(LEVELS * one / darkest))) for one in shown[s].tolist()),
+                "weights": [round(float(weight) / UNIT) for weight in word_weights[s, : len(sentence)]],
+                "shades": "".join(str(min(LEVELS - 1, int(LEVELS * weight / darkest))) for weight in shown[s].tolist()),
             }
             for s, sentence in enumerate(words)
             if sentence

@@ -86,43 +86,44 @@ class Subject:
     @cached_property
     def thresholds(self) -> list[Thresholds]:
         """The thresholds of each seed, of several labels."""
-        return [found for one in self.chosen if (found := thresholds_of(one))]
+        return [thresholds for metrics in self.chosen if (thresholds := thresholds_of(metrics))]
 
 
 def subjects(
     records: Sequence[RunRecord], baselines: Mapping[str, Mapping[str, Baseline]], split: str
 ) -> list[Subject]:
     """Return every variant, then every baseline, of each data set."""
-    found = []
+    every = []
     for data in dict.fromkeys(record.data for record in records):
         # Of several labels each class is measured by probabilities, which results/ need not keep.
         of_data = [
-            one
-            for one in records
-            if one.data == data
-            and goal(one.description["task"]).output_titles()
-            and (one.description["task"] == "single-label" or one.has_probabilities(split))
+            record
+            for record in records
+            if record.data == data
+            and goal(record.description["task"]).output_titles()
+            and (record.description["task"] == "single-label" or record.has_probabilities(split))
         ]
         if not of_data:
             continue
         first = of_data[0]
         about = (first.description, first.labels(split), first.groups(split))
         for name in dict.fromkeys(record.variant for record in of_data):
-            mine = [record for record in of_data if record.variant == name]
-            measured = [one.metrics(list(dict.fromkeys(["validation", split]))) for one in mine]
-            found.append(
+            of_variant = [record for record in of_data if record.variant == name]
+            measured = [record.metrics(list(dict.fromkeys(["validation", split]))) for record in of_variant]
+            every.append(
                 Subject(
-                    data, name, *about, [one[split] for one in measured], [one.probabilities(split) for one in mine],
-                    [one["validation"] for one in measured],
+                    data, name, *about, [metrics[split] for metrics in measured],
+                    [record.probabilities(split) for record in of_variant],
+                    [metrics["validation"] for metrics in measured],
                 )
             )  # fmt: skip
-        for one in baselines.get(data, {}).values():
-            each = list(seeds_of(one).values())
+        for baseline in baselines.get(data, {}).values():
+            each = list(seeds_of(baseline).values())
             measured = [seed.metrics[split] for seed in each]
             probabilities = [seed.probabilities[split] for seed in each]
             validated = [seed.metrics["validation"] for seed in each]
-            found.append(Subject(data, one.name, *about, measured, probabilities, validated))
-    return found
+            every.append(Subject(data, baseline.name, *about, measured, probabilities, validated))
+    return every
 
 
 @dataclass(frozen=True)
@@ -144,10 +145,10 @@ def measure(subject: Subject, confidence: float = CONFIDENCE, resamples: int = R
     classes, seeds = subject.classes, len(subject.probabilities)
     affordable = MOST_CELLS // max(1, items * len(classes) * seeds)
     resamples = int(np.clip(affordable, min(FEWEST_RESAMPLES, resamples), resamples))
-    ranks = [[rank_pairs(one[:, k], truth[:, k]) for one in subject.probabilities] for k in range(len(classes))]
+    ranks = [[rank_pairs(scores[:, k], truth[:, k]) for scores in subject.probabilities] for k in range(len(classes))]
     guesses = [
-        one.decide("tuned_macro_f1", scores)
-        for one, scores in zip(subject.thresholds, subject.probabilities, strict=True)
+        thresholds.decide("tuned_macro_f1", scores)
+        for thresholds, scores in zip(subject.thresholds, subject.probabilities, strict=True)
     ]
     parts = [(guess * truth, guess.astype(np.float64), truth.astype(np.float64)) for guess in guesses]
     names = goal(subject.description["task"]).shown_names
@@ -155,11 +156,11 @@ def measure(subject: Subject, confidence: float = CONFIDENCE, resamples: int = R
     aurocs, f1s, wholes = [], [], []
     for counts in item_counts(resamples, items, np.random.default_rng(0), numbers):
         by_item = np.ascontiguousarray(counts.T)
-        pairs = np.array([[won_pairs(one, by_item) for one in of_class] for of_class in ranks])  # [K, n, 2, R]
+        pairs = np.array([[won_pairs(ranked, by_item) for ranked in of_class] for of_class in ranks])  # [K, n, 2, R]
         with np.errstate(invalid="ignore"):
             aurocs.append(pairs[:, :, 0] / pairs[:, :, 1])
         f1s.append(np.array([class_scores("f1", *(counts @ part for part in of_seed)).T for of_seed in parts]))
-        wholes.append([[one(counts) for one in of_seeds] for of_seeds in functions.values()])
+        wholes.append([[metric(counts) for metric in of_seeds] for of_seeds in functions.values()])
     auroc, f1 = np.concatenate(aurocs, axis=2), np.concatenate(f1s, axis=2).swapaxes(0, 1)  # [K, n, R] each
     whole = dict(zip(functions, np.concatenate(wholes, axis=2), strict=True)) if functions else {}
     with np.errstate(invalid="ignore"):
@@ -172,14 +173,14 @@ def measure(subject: Subject, confidence: float = CONFIDENCE, resamples: int = R
         having, lacking = (_units(rows, numbers) for rows in (truth[:, k], ~truth[:, k]))
         by_class[label] = {
             "auroc": _score(
-                [one["auroc"][label] for one in subject.metrics], auroc[k], min(having, lacking), confidence
+                [metrics["auroc"][label] for metrics in subject.metrics], auroc[k], min(having, lacking), confidence
             ),
-            "f1": _score([one["tuned_f1"][label] for one in subject.metrics], f1[k], having, confidence),
+            "f1": _score([metrics["tuned_f1"][label] for metrics in subject.metrics], f1[k], having, confidence),
         }
     return Measured(
         by_class,
         {
-            name: _score([one[name] for one in subject.metrics], whole[name], units, confidence, bounds(name))
+            name: _score([metrics[name] for metrics in subject.metrics], whole[name], units, confidence, bounds(name))
             for name in names
             if name in whole
         },
@@ -188,7 +189,7 @@ def measure(subject: Subject, confidence: float = CONFIDENCE, resamples: int = R
 
 def _resampled(subject: Subject, metric: str) -> list[Resampled]:
     """Return the metric of each seed as a function of counts; none of one that is undefined or a mean of classes'."""
-    if metric == "macro_auroc" or any(one[metric] is None for one in subject.metrics):
+    if metric == "macro_auroc" or any(metrics[metric] is None for metrics in subject.metrics):
         return []
     asked = goal(subject.description["task"])
     judged = (
@@ -229,7 +230,7 @@ def of_one_label(subject: Subject) -> Measured:
     """Return the mean over seeds of each class's recall, precision and F1, without intervals."""
 
     def mean(metric: str, label: str) -> Score:
-        values = [one[metric][label] for one in subject.metrics]
+        values = [metrics[metric][label] for metrics in subject.metrics]
         return Score() if None in values else Score(float(np.mean(values)))
 
     return Measured({label: {name: mean(name, label) for name in OF_ONE_LABEL} for label in subject.classes}, {})
@@ -250,26 +251,26 @@ def write_class_figures(
     of ``variants`` and baselines, of several labels.
     """
     rows, wholes, curves, bins = [], [], [], []
-    found: dict[str, dict[str, Any]] = {}
+    by_data: dict[str, dict[str, Any]] = {}
     for subject in subjects(records, baselines, split):
         truth = one_hot(subject.labels, len(subject.classes))
         numbers = group_numbers(subject.groups, len(truth)) if subject.several else None
         measured = measure(subject) if subject.several else of_one_label(subject)
         metrics = list(next(iter(measured.by_class.values())))
         empty = {"classes": {}, "names": [], "metrics": metrics, "intervals": {}, "groups": numbers is not None}
-        about = found.setdefault(subject.data, empty | {"several": subject.several})
+        about = by_data.setdefault(subject.data, empty | {"several": subject.several})
         about["names"].append(subject.name)
         about["intervals"][subject.name] = measured.whole
         start = {"data": subject.data, "variant": subject.name}
-        wholes += [{**start, "metric": name, **vars(one)} for name, one in measured.whole.items()]
+        wholes += [{**start, "metric": name, **vars(score)} for name, score in measured.whole.items()]
         for k, label in enumerate(subject.classes):
             counts = {"positives": int(truth[:, k].sum()), "positive_groups": _units(truth[:, k], numbers)}
             shown = about["classes"].setdefault(label, {**counts, "scores": {}})
             shown["scores"][subject.name] = measured.by_class[label]
             of_class = {**start, "label": label, "rows": len(truth), **counts}
-            rows += [{**of_class, "metric": name, **vars(one)} for name, one in measured.by_class[label].items()]
+            rows += [{**of_class, "metric": name, **vars(score)} for name, score in measured.by_class[label].items()]
             if subject.several:
-                scores = [one[:, k] for one in subject.probabilities]
+                scores = [probabilities[:, k] for probabilities in subject.probabilities]
                 if 0 < counts["positives"] < len(truth):
                     rates = {"false_positive_rate": RATES, "true_positive_rate": mean_curve(scores, truth[:, k])}
                     curves.append(pd.DataFrame({**start, "label": label, **rates}))
@@ -282,7 +283,7 @@ def write_class_figures(
         tables["class-calibration"] = pd.concat(bins, ignore_index=True)
     for name, table in tables.items():
         write_table(table, folder / f"{name}.csv")
-    for data, about in found.items():
+    for data, about in by_data.items():
         about["worst"] = worst_classes(about)
         for key, name in (("roc", "roc"), ("calibration", "class-calibration")):
             if about["several"]:
@@ -290,7 +291,7 @@ def write_class_figures(
                 baseline = ~table["variant"].isin({record.variant for record in records})
                 shown = (table["data"] == data) & (table["variant"].isin(variants) | baseline)
                 about[key] = table[shown & table["label"].isin(about["worst"])]
-    return found
+    return by_data
 
 
 def worst_classes(about: Mapping[str, Any]) -> list[str]:
@@ -301,9 +302,12 @@ def worst_classes(about: Mapping[str, Any]) -> list[str]:
 
     def rank(label: str) -> tuple[float, ...]:
         scores = about["classes"][label]["scores"].values()
-        means = [[one[metric].mean for one in scores] for metric in dict.fromkeys(["f1", *about["metrics"]])]
+        means = [
+            [of_variant[metric].mean for of_variant in scores] for metric in dict.fromkeys(["f1", *about["metrics"]])
+        ]
         return tuple(
-            float(np.mean(known)) if (known := [one for one in mine if one is not None]) else 2.0 for mine in means
+            float(np.mean(known)) if (known := [value for value in values if value is not None]) else 2.0
+            for values in means
         )
 
     return sorted(labels, key=rank)[:WORST]
@@ -312,8 +316,8 @@ def worst_classes(about: Mapping[str, Any]) -> list[str]:
 def mean_curve(scores: Sequence[np.ndarray], positive: np.ndarray) -> np.ndarray:
     """Return the mean over seeds of the true positive rate at RATES, float64 [101]; it begins at 0 and ends at 1."""
     rates = []
-    for one in scores:
-        false, true, _ = roc_curve(positive, one, drop_intermediate=False)
+    for probabilities in scores:
+        false, true, _ = roc_curve(positive, probabilities, drop_intermediate=False)
         rates.append(np.interp(RATES, false, true))
     return np.mean(rates, axis=0)
 
@@ -324,6 +328,6 @@ def calibration(scores: Sequence[np.ndarray], positive: np.ndarray) -> dict[str,
     index = calibration_bin(confidence, BINS)
     counts = np.bincount(index, minlength=BINS)
     with np.errstate(invalid="ignore"):
-        means = [np.bincount(index, weights=one, minlength=BINS) / counts for one in (confidence, outcome)]
+        means = [np.bincount(index, weights=values, minlength=BINS) / counts for values in (confidence, outcome)]
     low = np.arange(BINS) / BINS
     return {"low": low, "high": low + 1 / BINS, "count": counts, "confidence": means[0], "share": means[1]}

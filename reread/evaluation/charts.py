@@ -64,7 +64,7 @@ def png(spec: Chart, path: Path) -> None:
 
     css = (TEMPLATES / "style.css").read_text(encoding="utf-8")
     colours = dict(reversed(re.findall(r"--chart-([\w-]+): (#\w+);", css)))  # the first, light ones
-    filled = re.sub(r'"@([\w-]+)"', lambda found: f'"{colours[found[1]]}"', json.dumps(spec))
+    filled = re.sub(r'"@([\w-]+)"', lambda match: f'"{colours[match[1]]}"', json.dumps(spec))
     config = {"background": "white", "padding": 12, "axis": {"gridColor": "#EEF1F5"}, "view": {"stroke": None}}
     path.write_bytes(vl_convert.vegalite_to_png(filled, scale=PNG_SCALE, config=config))
 
@@ -78,14 +78,14 @@ def curves(table: pd.DataFrame) -> Chart:
     if "validation_comparable_loss" not in table:  # published by older code
         table = table.assign(validation_comparable_loss=np.nan)
     parts = []
-    for name, mine in table.groupby("variant", sort=False):
-        same = mine["validation_comparable_loss"].notna().all()
+    for name, of_variant in table.groupby("variant", sort=False):
+        same = of_variant["validation_comparable_loss"].notna().all()
         held_out = "validation_comparable_loss" if same else "validation_loss"
         titles = {"training_loss": "training", held_out: "validation" if same else "validation, another loss"}
         medians = {}
         for column, title in titles.items():
-            seeds = mine[["variant", "seed", "epoch"]].assign(part="seed", split=title, loss=mine[column])
-            wide = mine.pivot(index="epoch", columns="seed", values=column)
+            seeds = of_variant[["variant", "seed", "epoch"]].assign(part="seed", split=title, loss=of_variant[column])
+            wide = of_variant.pivot(index="epoch", columns="seed", values=column)
             medians[title] = wide[wide.notna().mean(axis=1) >= 0.5].median(axis=1)
             parts += [seeds, _median(name, title, medians[title])]
         if same:
@@ -94,25 +94,27 @@ def curves(table: pd.DataFrame) -> Chart:
                 gap=gap.to_numpy(), low=medians["training"].to_numpy(), high=medians["validation"].to_numpy()
             )
     rows = pd.concat(parts, ignore_index=True)
-    found = chart("curves", rows)
-    found["spec"]["encoding"]["x"]["axis"]["values"] = whole_numbers(int(table["epoch"].max()))
+    drawing = chart("curves", rows)
+    drawing["spec"]["encoding"]["x"]["axis"]["values"] = whole_numbers(int(table["epoch"].max()))
     drawn = set(rows["split"])
-    for layer in found["spec"]["layer"]:
+    for layer in drawing["spec"]["layer"]:
         if "color" in layer["encoding"]:
             scale = layer["encoding"]["color"]["scale"]
             shown = [pair for pair in zip(scale["domain"], scale["range"], strict=True) if pair[0] in drawn]
             scale["domain"], scale["range"] = map(list, zip(*shown, strict=True))
     losses = table[["training_loss", "validation_loss"]].to_numpy(float)
     if np.nanmax(losses) > WIDE * np.nanmin(losses) > 0:
-        for layer in found["spec"]["layer"]:
+        for layer in drawing["spec"]["layer"]:
             layer["encoding"]["y"] |= {"scale": {"type": "log"}, "title": "loss (logarithmic)"}
-    return found
+    return drawing
 
 
 def whole_numbers(most: int) -> list[int]:
     """Return the ticks of an axis of epochs: at most MOST_TICKS multiples of 1, 2 or 5 times a power of ten."""
     step = next(
-        one for one in itertools.count(1) if most <= one * MOST_TICKS and str(one).rstrip("0") in ("1", "2", "5")
+        candidate
+        for candidate in itertools.count(1)
+        if most <= candidate * MOST_TICKS and str(candidate).rstrip("0") in ("1", "2", "5")
     )
     return list(range(step, most + 1, step))
 
@@ -143,7 +145,7 @@ def differences(table: pd.DataFrame) -> Chart:
     ).drop(columns=["seed", "mean"])  # fmt: skip
     spec = chart("differences", pd.concat([means, seeds], ignore_index=True))
     ends = sorted({table["confidence"].min(), table["confidence"].max()})
-    confidence = " to ".join(f"{100 * one:.4g} %" for one in ends)
+    confidence = " to ".join(f"{100 * level:.4g} %" for level in ends)
     spec["title"] |= {
         "text": [f"blue: the interval that decides ({confidence})"],
         "subtitle": "grey: each seed of the treatment, band: equivalence margin",
@@ -154,14 +156,14 @@ def differences(table: pd.DataFrame) -> Chart:
 def spread(rows: Sequence[Mapping[str, Any]], key: str) -> list[dict[str, Any]]:
     """Return the rows with a ``jitter`` in [-1, 1] for seeds, so that equal ones can be told apart."""
     numbers: dict[Any, int] = {}
-    found = []
+    jittered = []
     for row in rows:
         jitter = 0.0
         if row["part"] == "seed":
             number = numbers[row[key]] = numbers.get(row[key], -1) + 1
             jitter = 0.8 * (2 * math.modf(number * 0.618034)[0] - 1)
-        found.append({**row, "jitter": jitter})
-    return found
+        jittered.append({**row, "jitter": jitter})
+    return jittered
 
 
 def calibration(table: pd.DataFrame) -> Chart:
@@ -224,8 +226,8 @@ def _found_labels(table: pd.DataFrame) -> Chart:
     ).loc[totals > 0]  # fmt: skip
     labels = list(dict.fromkeys(shown["actual"]))
     if len(labels) > MOST_CLASSES:
-        found = shown[shown["predicted"] == RECALL].groupby("actual", sort=False)["share"].mean()
-        shown = shown[shown["actual"].isin(found.sort_values(kind="stable").index[:WORST])]
+        recall = shown[shown["predicted"] == RECALL].groupby("actual", sort=False)["share"].mean()
+        shown = shown[shown["actual"].isin(recall.sort_values(kind="stable").index[:WORST])]
     spec = matrix(shown, list(dict.fromkeys(shown["actual"])), [RECALL, SPECIFICITY])
     spec["spec"]["layer"][1].pop("transform")  # which leaves small shares without a number
     spec["spec"]["encoding"]["y"]["title"], spec["spec"]["encoding"]["x"]["title"] = "label", None

@@ -61,11 +61,11 @@ def choose(measured: Mapping[str, Mapping[str, Any]], jobs: Sequence[Path]) -> d
         if "trial" not in job:
             raise InputError(f"{path} is for no trial: write the jobs by `reread jobs --tuned-by`")
         trials.setdefault(job["variant"], {}).setdefault(job["trial"], []).append(path)
-    for variant, found in trials.items():
+    for variant, of_variant in trials.items():
         tuned = {name for name in measured if name.startswith(f"{variant}/")}
-        if missing := sorted(tuned ^ set(found)):
+        if missing := sorted(tuned ^ set(of_variant)):
             raise InputError(f"trial '{missing[0]}' is in one of the two lists alone: both must have every trial")
-    return {(best := best_variant(list(found), measured)): found[best] for found in trials.values()}
+    return {(best := best_variant(list(of_variant), measured)): of_variant[best] for of_variant in trials.values()}
 
 
 @command

@@ -125,11 +125,11 @@ def boxes_of(prepared: Prepared, split: str) -> dict[tuple[int, int], np.ndarray
     """Return of each (row, class) of a split its boxes: left, top, width and height as shares, float64 [B, 4]."""
     boxes = prepared.arrays.get("boxes")
     first, last = prepared.description["splits"][split]
-    found: dict[tuple[int, int], list[np.ndarray]] = {}
+    grouped: dict[tuple[int, int], list[np.ndarray]] = {}
     for box in [] if boxes is None else boxes:
         if first <= box[0] < last:
-            found.setdefault((int(box[0]), int(box[1])), []).append(box[2:])
-    return {key: np.array(of_key) for key, of_key in found.items()}
+            grouped.setdefault((int(box[0]), int(box[1])), []).append(box[2:])
+    return {key: np.array(of_key) for key, of_key in grouped.items()}
 
 
 def locate(network: nn.Module, prepared: Prepared, split: str) -> list[Located]:
@@ -137,14 +137,14 @@ def locate(network: nn.Module, prepared: Prepared, split: str) -> list[Located]:
     boxes = boxes_of(prepared, split)
     rows = np.array(sorted({row for row, _ in boxes}), np.int64)
     sides = prepared.arrays["images"].shape[1:3]
-    found = []
+    located = []
     for start in range(0, len(rows), ROWS_AT_A_TIME):
         some = rows[start : start + ROWS_AT_A_TIME]
         maps = enlarged(class_activation_maps(network, *inputs(prepared, some))[0], sides)
         for place, row in enumerate(some.tolist()):
             labels = [label for of_row, label in boxes if of_row == row]
-            found += [score(maps[place, label], boxes[row, label], row, label) for label in labels]
-    return found
+            located += [score(maps[place, label], boxes[row, label], row, label) for label in labels]
+    return located
 
 
 def enlarged(maps: Tensor, sides: Sequence[int]) -> np.ndarray:
@@ -173,17 +173,19 @@ def score(activation: np.ndarray, boxes: np.ndarray, row: int, label: int) -> Lo
 
 def mean_scores(located: Sequence[Located], classes: Sequence[str]) -> list[dict[str, Any]]:
     """Return the mean scores of each class that has boxes and, last, of all."""
-    groups = {name: [one for one in located if one.label == number] for number, name in enumerate(classes)}
+    groups = {
+        name: [location for location in located if location.label == number] for number, name in enumerate(classes)
+    }
     return [
         {
             "label": name,
-            "images": len(mine),
-            "pointing": float(np.mean([one.inside for one in mine])),
-            "chance": float(np.mean([one.chance for one in mine])),
-            "overlap": float(np.mean([one.overlap for one in mine])),
+            "images": len(group),
+            "pointing": float(np.mean([location.inside for location in group])),
+            "chance": float(np.mean([location.chance for location in group])),
+            "overlap": float(np.mean([location.overlap for location in group])),
         }
-        for name, mine in {**groups, "all": list(located)}.items()
-        if mine
+        for name, group in {**groups, "all": list(located)}.items()
+        if group
     ]
 
 
@@ -193,7 +195,7 @@ def chosen(
     """Return the (row, class) to show: some with boxes, then of each class the row that has it most likely."""
     rows = prepared.rows(split)
     truth = one_hot(prepared.labels[rows], len(prepared.classes))
-    shown = [(one.row, one.label) for one in located][:MOST_BOXED]
+    shown = [(location.row, location.label) for location in located][:MOST_BOXED]
     for label in range(truth.shape[1]):
         having = np.flatnonzero(truth[:, label])
         if len(having):

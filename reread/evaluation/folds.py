@@ -38,48 +38,50 @@ class Repetition(RunRecord):
     @classmethod
     def of(cls, folds: Sequence[RunRecord]) -> "Repetition":
         """Return the repetition of the records of its folds."""
-        of_first = {one.name: getattr(folds[0], one.name) for one in fields(RunRecord)}
+        of_first = {field.name: getattr(folds[0], field.name) for field in fields(RunRecord)}
         return cls(**of_first, folds=tuple(folds))
 
     @property
     def key(self) -> str:
         """A key of the keys of its runs."""
-        return content_key([one.key for one in self.folds])
+        return content_key([fold.key for fold in self.folds])
 
     @property
     def test_to_train(self) -> float:
         """All rows, which a repetition tests, over those that one of its networks trains on (the mean of its folds)."""
-        trained = [stop - start for one in self.folds for start, stop in [one.description["splits"]["train"]]]
+        trained = [stop - start for fold in self.folds for start, stop in [fold.description["splits"]["train"]]]
         return self.description["splits"]["test"][1] / fmean(trained)
 
     @cached_property
     def result(self) -> dict[str, Any]:
         """The medians of its runs, how most of them ended, and their keys under ``folds``."""
-        each = [one.result for one in self.folds]
-        numbers = {name: median_low([one[name] for one in each]) for name in ("epochs", "best_epoch", "parameters")}
-        stopped = Counter(one["stopped"] for one in each).most_common(1)[0][0]
-        return {"run_key": self.key, **numbers, "stopped": stopped, "folds": [one.key for one in self.folds]}
+        each = [fold.result for fold in self.folds]
+        numbers = {
+            name: median_low([result[name] for result in each]) for name in ("epochs", "best_epoch", "parameters")
+        }
+        stopped = Counter(result["stopped"] for result in each).most_common(1)[0][0]
+        return {"run_key": self.key, **numbers, "stopped": stopped, "folds": [fold.key for fold in self.folds]}
 
     @property
     def description(self) -> dict[str, Any]:
         """prepared.json of the first fold, with all rows in both splits that are evaluated."""
-        found = super().description
-        rows = max(stop for _, stop in found["splits"].values())
-        return {**found, "splits": {**found["splits"], **{split: [0, rows] for split in TESTED}}}
+        description = super().description
+        rows = max(stop for _, stop in description["splits"].values())
+        return {**description, "splits": {**description["splits"], **{split: [0, rows] for split in TESTED}}}
 
     @property
     def training_seconds(self) -> float | None:
         """Seconds of the training of all its runs."""
-        seconds = [one.training_seconds for one in self.folds]
+        seconds = [fold.training_seconds for fold in self.folds]
         return None if None in seconds else sum(filter(None, seconds))
 
     @property
     def peak_memory_bytes(self) -> int | None:
-        return max((found for one in self.folds if (found := one.peak_memory_bytes) is not None), default=None)
+        return max((peak for fold in self.folds if (peak := fold.peak_memory_bytes) is not None), default=None)
 
     def history(self) -> pd.DataFrame:
         """Return the mean of its runs by epoch; of an epoch that some did not reach, that of the others."""
-        each = pd.concat([one.history() for one in self.folds])
+        each = pd.concat([fold.history() for fold in self.folds])
         return each.groupby("epoch", as_index=False).mean(numeric_only=True)
 
     def metrics(self, splits: Sequence[str]) -> dict[str, dict[str, Any]]:
@@ -94,49 +96,49 @@ class Repetition(RunRecord):
 
     def probabilities(self, split: str) -> np.ndarray:
         """Return float32 [N, K], the prediction of each row by the run that tests, or validates, on it."""
-        return self._together([one.probabilities(split) for one in self.folds], split)
+        return self._together([fold.probabilities(split) for fold in self.folds], split)
 
     def kind(self, split: str) -> str | None:
         """Return the kind of predictions that is known of all its runs; None where some lack it."""
-        return PREDICTIONS if all(one.kind(split) == PREDICTIONS for one in self.folds) else None
+        return PREDICTIONS if all(fold.kind(split) == PREDICTIONS for fold in self.folds) else None
 
     def groups(self, split: str) -> np.ndarray | None:
         """Return the number of each row's group, int64 [N], or None where no groups are known."""
-        found = [groups for one in self.folds if (groups := one.groups(split)) is not None]
-        return self._together(found, split) if found else None
+        parts = [groups for fold in self.folds if (groups := fold.groups(split)) is not None]
+        return self._together(parts, split) if parts else None
 
     def labels(self, split: str) -> np.ndarray:
         """Return int32 [N] or uint8 [N, K]."""
-        return self._together([one.labels(split) for one in self.folds], split)
+        return self._together([fold.labels(split) for fold in self.folds], split)
 
     def files(self, splits: Sequence[str]) -> dict[str, Any]:
         """Return the small files of each of its runs by their keys."""
-        return {one.key: one.files(splits) for one in self.folds}
+        return {fold.key: fold.files(splits) for fold in self.folds}
 
     def _together(self, parts: Sequence[np.ndarray], split: str) -> np.ndarray:
-        return together(parts, [one.prepared for one in self.folds], split)
+        return together(parts, [fold.prepared for fold in self.folds], split)
 
 
 def repetitions(records: Sequence[RunRecord], count: int) -> list[Repetition]:
     """Return the repetitions of which all ``count`` folds are there; records: of runs, in the order of their folds."""
-    found: dict[tuple[str, int], list[RunRecord]] = {}
+    runs: dict[tuple[str, int], list[RunRecord]] = {}
     for record in records:
-        found.setdefault((record.variant, record.seed), []).append(record)
-    return [Repetition.of(folds) for folds in found.values() if len(folds) == count]
+        runs.setdefault((record.variant, record.seed), []).append(record)
+    return [Repetition.of(folds) for folds in runs.values() if len(folds) == count]
 
 
 def together(parts: Sequence[np.ndarray], folds: Sequence[Prepared], split: str) -> np.ndarray:
     """Return [N, ...], the rows of a split of all folds in the order of the data's files; parts: those of each fold."""
-    places = np.concatenate([one.arrays["raw_indices"][one.rows(split)] for one in folds])
+    places = np.concatenate([fold.arrays["raw_indices"][fold.rows(split)] for fold in folds])
     return np.concatenate(parts)[np.argsort(places)]
 
 
 def put_together(fits: Sequence[Baseline], folds: Sequence[Prepared]) -> Baseline:
     """Return the fits of a baseline on all folds of a seed as one; folds: their arrays, in the same order."""
     splits = list(fits[0].probabilities)
-    predictions = {split: together([one.probabilities[split] for one in fits], folds, split) for split in splits}
+    predictions = {split: together([fit.probabilities[split] for fit in fits], folds, split) for split in splits}
     labels = {
-        split: together([np.array(one.labels[one.rows(split)]) for one in folds], folds, split) for split in splits
+        split: together([np.array(fold.labels[fold.rows(split)]) for fold in folds], folds, split) for split in splits
     }
     metrics = goal(folds[0].task).measure(predictions, labels, folds[0].classes)
     return Baseline(**summary_of(fits), metrics=metrics, probabilities=predictions)

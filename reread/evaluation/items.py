@@ -101,8 +101,8 @@ class Items:
     def __init__(self, folder: Path):
         self.folder = Path(folder)
         self.arrays = np.load(self.folder / ITEMS, allow_pickle=False)
-        names = [one for one in self.arrays.files if one.rpartition("/")[2] not in OF_DATA]
-        self.kinds = {one.partition("/")[2]: one.partition("/")[0] for one in names}
+        names = [name for name in self.arrays.files if name.rpartition("/")[2] not in OF_DATA]
+        self.kinds = {name.partition("/")[2]: name.partition("/")[0] for name in names}
 
     def equals(self, other: "Items") -> bool:
         """Return whether the other archive has the same arrays."""
@@ -188,10 +188,10 @@ def recompute(folder: Path, comparison: Mapping[str, Any], resamples: int = RESA
 
     def of_run(name: str, seed: int) -> np.ndarray | None:
         key = variants[name]["seeds"][str(seed)]["run_key"]
-        found = items.probabilities(key, data, metric)
-        if found is None or key not in validated:
-            return found
-        return asked.judged(metric, found, validated[key]["metrics"]["validation"])
+        predictions = items.probabilities(key, data, metric)
+        if predictions is None or key not in validated:
+            return predictions
+        return asked.judged(metric, predictions, validated[key]["metrics"]["validation"])
 
     def side(name: str) -> tuple[Side, list[np.ndarray]] | None:
         if name not in variants and reference is not None:
@@ -199,17 +199,17 @@ def recompute(folder: Path, comparison: Mapping[str, Any], resamples: int = RESA
         about = variants[name] if name in variants else metrics["baselines"].get(data_name, {}).get(name, {})
         seeds = sorted(map(int, about.get("seeds", ())))
         if name in variants:
-            found = [of_run(name, seed) for seed in seeds]
+            predictions = [of_run(name, seed) for seed in seeds]
         elif seeds:
-            found = [
+            predictions = [
                 None if tuned else items.probabilities(f"{data_name}/{name}/{seed}", data, metric) for seed in seeds
             ]
         else:
-            found = [None if tuned else items.probabilities(f"{data_name}/{name}", data, metric)]
-        known = [one for one in found if one is not None]
-        if not known or len(known) < len(found):
+            predictions = [None if tuned else items.probabilities(f"{data_name}/{name}", data, metric)]
+        known = [prediction for prediction in predictions if prediction is not None]
+        if not known or len(known) < len(predictions):
             return None
-        scores = [score for one in known if (score := measure.value(one, data.labels)) is not None]
+        scores = [score for prediction in known if (score := measure.value(prediction, data.labels)) is not None]
         return (Side(scores, seeds), known) if len(scores) == len(known) else None
 
     treatment, control = map(side, names)

@@ -68,8 +68,8 @@ def pack(jobs: Sequence[Path], folder: Path, most: int = MEGABYTES << 20) -> lis
     finished = [run for path in jobs if (run := RunFolder(path.parent)).finished]
     for run in finished:
         run.refuse_damage()
-    found = [(run.directory, files_of(run.directory)) for run in finished]
-    new = [(run, files) for run, files in found if state["runs"].get(run.name) != _names(run, files)]
+    contents = [(run.directory, files_of(run.directory)) for run in finished]
+    new = [(run, files) for run, files in contents if state["runs"].get(run.name) != _names(run, files)]
     written = []
     for group in parts(new, most):
         number = 1 + max((int(path.name[5:9]) for path in folder.glob("runs-*.tar.xz")), default=0)
@@ -93,7 +93,7 @@ def best_runs(finished: Sequence[RunFolder]) -> dict[str, RunFolder]:
     runs: dict[tuple[str, str], RunFolder] = {}
     score: dict[str, str] = {}
     for run in finished:
-        measured = next((one for one in run.evaluations().values() if "validation" in one), None)
+        measured = next((metrics for metrics in run.evaluations().values() if "validation" in metrics), None)
         if measured is None:
             continue
         task = read_object(Path(run.job["prepared"]) / DESCRIPTION, "task")["task"]

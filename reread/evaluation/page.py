@@ -94,16 +94,16 @@ def percent(value: float | None, digits: int = 1) -> str:
 
 def paragraphs(text: str) -> list[str | list[str]]:
     """The paragraphs of a text whose lines are wrapped; those that begin with "- " are lists."""
-    found: list[str | list[str]] = []
+    blocks: list[str | list[str]] = []
     for part in re.split(r"\n\n|\n(?=- )", text.strip()):
         words = " ".join(part.split())
         if not words.startswith("- "):
-            found.append(words)
-        elif found and isinstance(found[-1], list):
-            found[-1].append(words[2:])
+            blocks.append(words)
+        elif blocks and isinstance(blocks[-1], list):
+            blocks[-1].append(words[2:])
         else:
-            found.append([words[2:]])
-    return found
+            blocks.append([words[2:]])
+    return blocks
 
 
 def embedded(path: Path) -> str:

@@ -83,18 +83,21 @@ def write_reconstructions(run_directory: Path, prepared: Prepared, probabilities
     height, width = grid.shape[2:]
     with picture(path, 11, 1 + 1.9 * len(shown) + 0.42 * len(grid)) as figure:
         axes = figure.subplots(len(shown) + 1, 1, height_ratios=[2] * len(shown) + [0.5 * len(grid)], squeeze=False)
-        for (name, images), one in zip(shown.items(), axes[:-1, 0], strict=True):
+        for (name, images), axis in zip(shown.items(), axes[:-1, 0], strict=True):
             own = groups[name]
-            _show(one, images, f"Rows that were predicted {name}: above the image, below its reconstruction")
+            _show(axis, images, f"Rows that were predicted {name}: above the image, below its reconstruction")
             said = [_named(guess[row], prepared.classes) for row in own]
             if name == "wrong":
                 said = [
-                    f"{mine},\nnot {_named(truth[row], prepared.classes)}" for mine, row in zip(said, own, strict=True)
+                    f"{predicted},\nnot {_named(truth[row], prepared.classes)}"
+                    for predicted, row in zip(said, own, strict=True)
                 ]
-            one.set_xticks((np.arange(len(own)) + 0.5) * width, said)
+            axis.set_xticks((np.arange(len(own)) + 0.5) * width, said)
         _show(axes[-1, 0], grid, "One capsule, each of its dimensions changed by -0.25 to 0.25")
         axes[-1, 0].set_xticks((np.arange(len(CHANGES)) + 0.5) * width, [f"{change:+.2f}" for change in CHANGES])
-        axes[-1, 0].set_yticks((np.arange(len(grid)) + 0.5) * height, [str(one + 1) for one in range(len(grid))])
+        axes[-1, 0].set_yticks(
+            (np.arange(len(grid)) + 0.5) * height, [str(dimension + 1) for dimension in range(len(grid))]
+        )
 
 
 def predicted_labels(probabilities: np.ndarray, truth: np.ndarray) -> np.ndarray:
@@ -108,17 +111,17 @@ def drawn(network: Any, prepared: Prepared, rows: np.ndarray, classes: np.ndarra
     """Return images and their reconstructions from the capsules of ``classes`` (bool [n, K]): float [2, n, H, W, 3]."""
     capsules = network.capsules(*inputs(prepared, rows))
     size = prepared.arrays["images"].shape[1:3]
-    found = np.zeros((2, len(rows), *size, PLANES))
-    found[0] = prepared.arrays["images"][rows] / 255
+    pictures = np.zeros((2, len(rows), *size, PLANES))
+    pictures[0] = prepared.arrays["images"][rows] / 255
     for row, own in enumerate(classes):
         numbers = np.flatnonzero(own)
         masks = functional.one_hot(torch.from_numpy(numbers), classes.shape[1]).float()
         pixels = network.reconstruct(capsules[row].expand(len(numbers), -1, -1), masks).numpy()
-        for place, one in enumerate(pixels.reshape(-1, *size)):
+        for place, reconstruction in enumerate(pixels.reshape(-1, *size)):
             planes = range(PLANES) if len(numbers) == 1 else [min(place, PLANES - 1)]
             for plane in planes:
-                np.maximum(found[1, row, ..., plane], one, out=found[1, row, ..., plane])
-    return found
+                np.maximum(pictures[1, row, ..., plane], reconstruction, out=pictures[1, row, ..., plane])
+    return pictures
 
 
 @torch.no_grad()

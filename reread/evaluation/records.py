@@ -78,13 +78,13 @@ class RunRecord:
 
     def metrics(self, splits: Sequence[str]) -> dict[str, dict[str, Any]]:
         """Return the metrics of each of ``splits``; the others are not read."""
-        found = read_json(self._file(METRICS))
+        metrics = read_json(self._file(METRICS))
         for split in splits:
-            if split not in found:
+            if split not in metrics:
                 raise InputError(
                     f"{self.evaluation_directory} has no metrics of the {split} split: evaluate the run again with it"
                 )
-        return {split: found[split] for split in splits}
+        return {split: metrics[split] for split in splits}
 
     def probabilities(self, split: str) -> np.ndarray:
         """Return float32 [rows, K]; of a run known from results/, what stands for them
@@ -161,25 +161,29 @@ def write_evidence(
     data_sets: dict[str, DataSet] = {}
     arrays: dict[str, np.ndarray] = {}
     for data in dict.fromkeys(record.data for record in records):
-        mine = [record for record in records if record.data == data]
-        names = {record.variant for record in mine}
-        judged = {one["metric"] for one in comparisons if names & {one["treatment"], one.get("control")}}
-        first = mine[0]
+        of_data = [record for record in records if record.data == data]
+        names = {record.variant for record in of_data}
+        judged = {
+            comparison["metric"]
+            for comparison in comparisons
+            if names & {comparison["treatment"], comparison.get("control")}
+        }
+        first = of_data[0]
         asked = goal(first.description["task"])
         kind = kind_for(judged, asked.task)
         labels = first.labels(split)
         data_sets[data] = DataSet(asked.task, first.description["classes"], labels, first.groups(split))
         if kind is None:
             continue
-        for record in mine:
+        for record in of_data:
             # Of a run known from results/ there may be less than is asked for now.
             own = kind if record.has_probabilities(split) else record.kind(split)
             if own is not None:
                 arrays[f"{own}/{record.key}"] = asked.encode(own, record.probabilities(split), labels)
-        for name, found in baselines.get(data, {}).items():
-            for seed, one in seeds_of(found).items():
+        for name, baseline in baselines.get(data, {}).items():
+            for seed, fit in seeds_of(baseline).items():
                 of_seed = "" if seed is None else f"/{seed}"
-                arrays[f"{kind}/{data}/{name}{of_seed}"] = asked.encode(kind, one.probabilities[split], labels)
+                arrays[f"{kind}/{data}/{name}{of_seed}"] = asked.encode(kind, fit.probabilities[split], labels)
     write_items(folder / ITEMS, data_sets, arrays)
     write_files(folder / FILES, {record.key: record.files(splits) for record in records})
 
@@ -187,4 +191,7 @@ def write_evidence(
 def best_first(records: Sequence[RunRecord], best_seeds: Mapping[str, int]) -> list[RunRecord]:
     """Return the records with each variant's best seed first, the variants in order."""
     order = list(best_seeds)
-    return sorted(records, key=lambda one: (order.index(one.variant), one.seed != best_seeds[one.variant], one.seed))
+    return sorted(
+        records,
+        key=lambda record: (order.index(record.variant), record.seed != best_seeds[record.variant], record.seed),
+    )

@@ -20,7 +20,7 @@ class RepeatedBaseline(Baseline):
     def of(cls, by_seed: Mapping[int, Baseline]) -> "RepeatedBaseline":
         """Return the baseline of those of each seed."""
         each = list(by_seed.values())
-        metrics = {split: mean_of([one.metrics[split] for one in each]) for split in each[0].metrics}
+        metrics = {split: mean_of([fit.metrics[split] for fit in each]) for split in each[0].metrics}
         return cls(**summary_of(each), metrics=metrics, probabilities=each[0].probabilities, by_seed=dict(by_seed))
 
 
@@ -31,15 +31,15 @@ def seeds_of(baseline: Baseline) -> dict[int | None, Baseline]:
 
 def summary_of(fits: Sequence[Baseline]) -> dict[str, Any]:
     """Return title, mean grid, the C that was chosen most often, and median temperature and weights of several fits."""
-    strengths = dict.fromkeys(strength for one in fits for strength in one.grid)
-    scores = {name: [found for one in fits if (found := one.grid.get(name)) is not None] for name in strengths}
-    temperatures = [one.temperature for one in fits if one.temperature is not None]
+    strengths = dict.fromkeys(strength for fit in fits for strength in fit.grid)
+    scores = {name: [score for fit in fits if (score := fit.grid.get(name)) is not None] for name in strengths}
+    temperatures = [fit.temperature for fit in fits if fit.temperature is not None]
     return {
         "name": fits[0].name,
-        "grid": {name: fmean(found) if found else None for name, found in scores.items()},
-        "chosen": Counter(one.chosen for one in fits).most_common(1)[0][0],
+        "grid": {name: fmean(values) if values else None for name, values in scores.items()},
+        "chosen": Counter(fit.chosen for fit in fits).most_common(1)[0][0],
         "temperature": median(temperatures) if temperatures else None,
-        "parameters": median_low([one.parameters for one in fits]),
+        "parameters": median_low([fit.parameters for fit in fits]),
     }
 
 
@@ -48,6 +48,6 @@ def mean_of(measured: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     first = dict(measured[0])
     for name, value in first.items():
         if isinstance(value, float):
-            values = [one[name] for one in measured]
+            values = [metrics[name] for metrics in measured]
             first[name] = None if None in values else fmean(values)
     return first

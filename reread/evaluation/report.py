@@ -107,7 +107,7 @@ def evaluate_experiment(
     if missing := so_far(experiment, records):
         experiment["title"] = f"{experiment['title'] or experiment['name']} (so far: {in_words(missing)})"
     # Only the chosen trials of a grid are drawn; the tables have all.
-    drawn = {one["chosen"] for one in metrics.get("tuned", {}).values()} or set(metrics["variants"])
+    drawn = {choice["chosen"] for choice in metrics.get("tuned", {}).values()} or set(metrics["variants"])
     with digested_directory(Path(destination), replace=True) as working:
         write_json(working / "metrics.json", metrics)
         if record is not None:
@@ -126,7 +126,7 @@ def evaluate_experiment(
             metrics,
             judged,
             written,
-            [about_data(data, metrics, records) for data in dict.fromkeys(one.data for one in records)],
+            [about_data(data, metrics, records) for data in dict.fromkeys(record.data for record in records)],
             left_out=set(metrics["variants"]) - drawn,
             times=times,
             by_class=by_class,
@@ -232,29 +232,32 @@ def judge_experiment(
     cautions: by variant. Where the experiment withholds the verdict then, they are the reasons for that.
     """
     comparisons = [
-        named(one, kinds.baselines(), metric_words(one["metric"]), higher_is_better(one["metric"]))
-        for one in experiment.get("comparisons", ())
+        named(comparison, kinds.baselines(), metric_words(comparison["metric"]), higher_is_better(comparison["metric"]))
+        for comparison in experiment.get("comparisons", ())
     ]
     if not comparisons:
         return []
-    measured = [measure(one, records, baselines, split) for one in comparisons]
+    measured = [measure(comparison, records, baselines, split) for comparison in comparisons]
     if split == "test" and reads:
         data = {record.variant: record.data for record in records}
         planned = {**experiment, "key": plan}
         measured = [
-            found and replace(found, reads=earlier_reads(reads, planned, data_of(one, data), one.networks))
-            for one, found in zip(comparisons, measured, strict=True)
+            result
+            and replace(result, reads=earlier_reads(reads, planned, data_of(comparison, data), comparison.networks))
+            for comparison, result in zip(comparisons, measured, strict=True)
         ]
     if cautions is not None:
-        lines = [[line for name in one.networks for line in cautions.get(name, ())] for one in comparisons]
+        lines = [
+            [line for name in comparison.networks for line in cautions.get(name, ())] for comparison in comparisons
+        ]
         measured = [
-            found
+            result
             and (
-                replace(found, flags=[*found.flags, *of_it])
+                replace(result, flags=[*result.flags, *of_it])
                 if experiment.get("withhold_untuned")
-                else replace(found, cautions=of_it)
+                else replace(result, cautions=of_it)
             )
-            for found, of_it in zip(measured, lines, strict=True)
+            for result, of_it in zip(measured, lines, strict=True)
         ]
     look = which_look(experiment)
     return judge(comparisons, measured, experiment["equivalence_margin"], experiment["alpha"], look)
@@ -267,14 +270,14 @@ def cautions_of(
 
     variants: of metrics.json. A variant was still learning if half of its seeds were.
     """
-    found = {}
+    cautions = {}
     for name, about in variants.items():
         learning, seeds = len(about["still_improving_seeds"]), about["n"]
         lines = list(untuned.get(name, ()))
         if 2 * learning >= seeds:
             lines.insert(0, f"was still learning when it ended ({learning} of {seeds} seeds): raise max_epochs")
-        found[name] = [f"{name} {line}." for line in lines]
-    return found
+        cautions[name] = [f"{name} {line}." for line in lines]
+    return cautions
 
 
 def data_of(comparison: Comparison, data: Mapping[str, str]) -> str:
@@ -293,7 +296,10 @@ def measure(
     A baseline has one figure, or of cross-validation one per seed; a published reference has one.
     """
     names, metric = (comparison.treatment, comparison.control), comparison.metric
-    sides = [sorted((one for one in records if one.variant == name), key=lambda record: record.seed) for name in names]
+    sides = [
+        sorted((record for record in records if record.variant == name), key=lambda record: record.seed)
+        for name in names
+    ]
     networks = [side for side, name in zip(sides, names, strict=True) if name in comparison.networks]
     if not all(networks):
         return None
@@ -308,10 +314,10 @@ def measure(
     where = f"the metric of comparison '{comparison.name}' on a {asked.task} data set"
     refuse_unknown([metric], asked.comparison_metrics(classes), where)
 
-    for one in (run for side in networks for run in side):
-        if not one.measures(split, metric):
+    for run in (run for side in networks for run in side):
+        if not run.measures(split, metric):
             raise InputError(
-                f"comparison '{comparison.name}': what results/ keep of {one.variant} seed {one.seed} does not decide "
+                f"comparison '{comparison.name}': what results/ keep of {run.variant} seed {run.seed} does not decide "
                 f"{metric}: copy its run here with its evaluation, or train it again"
             )
 
@@ -329,14 +335,19 @@ def measure(
         if name != comparison.baseline:
             scores = [defined(metric_value(run.metrics([split])[split], metric)) for run in runs]
             chosen = [run.metrics(["validation"])["validation"] for run in runs]
-            found = [asked.judged(metric, run.probabilities(split), one) for one, run in zip(chosen, runs, strict=True)]
-            return Side(scores, [run.seed for run in runs]), found
+            predictions = [
+                asked.judged(metric, run.probabilities(split), validated)
+                for validated, run in zip(chosen, runs, strict=True)
+            ]
+            return Side(scores, [run.seed for run in runs]), predictions
         there = baselines.get(first.data, {})
         refuse_unknown([name], there, f"comparison '{comparison.name}': the baselines of {first.data}")
         by_seed = seeds_of(there[name])
-        scores = [defined(metric_value(one.metrics[split], metric)) for one in by_seed.values()]
-        found = [asked.judged(metric, one.probabilities[split], one.metrics["validation"]) for one in by_seed.values()]
-        return Side(scores, [seed for seed in by_seed if seed is not None]), found
+        scores = [defined(metric_value(fit.metrics[split], metric)) for fit in by_seed.values()]
+        predictions = [
+            asked.judged(metric, fit.probabilities[split], fit.metrics["validation"]) for fit in by_seed.values()
+        ]
+        return Side(scores, [seed for seed in by_seed if seed is not None]), predictions
 
     (treatment, of_treatment), (control, of_control) = map(measured_side, names, sides)
     flags = [
@@ -359,16 +370,16 @@ def write_tables(
     folder: Path,
 ) -> dict[str, pd.DataFrame]:
     """Write the CSV files that the charts are made of, and differences.png; return the tables by name."""
-    found = {
+    written = {
         "curves": tables.curves(records),
         "calibration": tables.calibration(records, split, baselines),
         "confusion": tables.confusion(records, split, baselines),
     }
     if len(learnt := tables.betas(records)):
-        found["betas"] = learnt
-    for name, table in found.items():
+        written["betas"] = learnt
+    for name, table in written.items():
         tables.write_table(table, folder / f"{name}.csv")
-    return {**found, "differences": write_differences(verdicts, folder)}
+    return {**written, "differences": write_differences(verdicts, folder)}
 
 
 def write_differences(verdicts: Sequence[Verdict], folder: Path) -> pd.DataFrame:
@@ -395,8 +406,8 @@ def charts_of(
     ):
         if name in written:
             table = written[name]
-            for data, mine in table[~table["variant"].isin(left_out)].groupby("data", sort=False):
-                drawn[str(data)][name] = draw(mine)
+            for data, rows in table[~table["variant"].isin(left_out)].groupby("data", sort=False):
+                drawn[str(data)][name] = draw(rows)
     return drawn
 
 
@@ -406,16 +417,16 @@ def score_rows(data: str, metrics: Mapping[str, Any], left_out: Set[str]) -> tup
     for name, variant in metrics["variants"].items():
         if variant["data"] == data and name not in left_out:
             score = variant["score"]
-            found = variant[split][score]
-            bounds = {"low": found["low"], "high": found["high"]}
-            rows.append({"variant": name, "part": "mean", "score": found["mean"], **bounds})
+            measured = variant[split][score]
+            bounds = {"low": measured["low"], "high": measured["high"]}
+            rows.append({"variant": name, "part": "mean", "score": measured["mean"], **bounds})
             rows += [
-                {"variant": name, "part": "seed", "seed": int(seed), "score": one[split][score],
-                 "epochs": one["epochs"], "run": one["run_key"]}
-                for seed, one in variant["seeds"].items()
+                {"variant": name, "part": "seed", "seed": int(seed), "score": run[split][score],
+                 "epochs": run["epochs"], "run": run["run_key"]}
+                for seed, run in variant["seeds"].items()
             ]  # fmt: skip
-    for one in metrics["baselines"].get(data, {}).values():
-        rows.append({"variant": one["name"], "part": "baseline", "score": one[split][score]})
+    for baseline in metrics["baselines"].get(data, {}).values():
+        rows.append({"variant": baseline["name"], "part": "baseline", "score": baseline[split][score]})
     return rows, metric_title(score)
 
 
@@ -433,16 +444,16 @@ def write_explanations(
         by_kind.setdefault(record.description["kind"], []).append(record)
     return [
         page
-        for kind, mine in by_kind.items()
+        for kind, of_kind in by_kind.items()
         for explain in kinds.kind(kind).explain
-        if (page := kinds.load(explain)(mine, best_seeds(metrics, mine), folder)) is not None
+        if (page := kinds.load(explain)(of_kind, best_seeds(metrics, of_kind), folder)) is not None
     ]
 
 
 def best_seeds(metrics: Mapping[str, Any], records: Sequence[RunRecord]) -> dict[str, int]:
     """Return the best seed of each variant that ``records`` have, in order."""
     names = {record.variant for record in records}
-    return {name: one["best_seed"] for name, one in metrics["variants"].items() if name in names}
+    return {name: variant["best_seed"] for name, variant in metrics["variants"].items() if name in names}
 
 
 def about_data(data: str, metrics: Mapping[str, Any], records: Sequence[RunRecord]) -> dict[str, Any]:
@@ -451,13 +462,13 @@ def about_data(data: str, metrics: Mapping[str, Any], records: Sequence[RunRecor
     ``description``: prepared.json (version, splits, truncation); ``lengths``: the picture of the lengths of a text data
     set, or None; ``differing`` and ``settings``: of its variants; and of ``columns``.
     """
-    mine = [record for record in records if record.data == data]
-    lengths = Path(mine[0].prepared_directory) / "lengths.png"
+    of_data = [record for record in records if record.data == data]
+    lengths = Path(of_data[0].prepared_directory) / "lengths.png"
     return {
         "name": data,
-        "description": mine[0].description,
+        "description": of_data[0].description,
         "lengths": lengths if lengths.is_file() else None,
-        **settings_of_set(settings_table(mine)),
+        **settings_of_set(settings_table(of_data)),
         **columns(data, metrics),
     }
 
@@ -476,14 +487,14 @@ def columns(data: str, metrics: Mapping[str, Any]) -> dict[str, Any]:
     ``champion_mean`` of ``score``.
     """
     split = metrics["evaluated_on"]
-    variants = {name: one for name, one in metrics["variants"].items() if one["data"] == data}
+    variants = {name: variant for name, variant in metrics["variants"].items() if variant["data"] == data}
     baselines = metrics["baselines"].get(data, {})
     task = next(iter(variants.values()))["task"]
     best = {}
     score = variants[next(iter(variants))]["score"]
     for name in dict.fromkeys([score, *goal(task).shown_names]):
-        means = {title: one[split][name]["mean"] for title, one in variants.items()}
-        means |= {one["name"]: one[split][name] for one in baselines.values()}
+        means = {title: variant[split][name]["mean"] for title, variant in variants.items()}
+        means |= {baseline["name"]: baseline[split][name] for baseline in baselines.values()}
         known = {title: value for title, value in means.items() if value is not None}
         if known:
             best[name] = (max if higher_is_better(name) else min)(known, key=known.__getitem__)
@@ -542,23 +553,23 @@ def confused(table: pd.DataFrame) -> list[dict[str, Any]]:
 
 def latencies(records: Sequence[RunRecord]) -> dict[str, dict[str, Any]]:
     """Return for each variant the median over seeds of the seconds per row and of training, and of its peak memory."""
-    found: dict[str, dict[str, Any]] = {}
+    by_variant: dict[str, dict[str, Any]] = {}
     for name in dict.fromkeys(record.variant for record in records):
-        mine = [record for record in records if record.variant == name]
-        measured = [record.latency for record in mine]
-        training = [seconds for record in mine if (seconds := record.training_seconds) is not None]
-        memory = [peak for record in mine if (peak := record.peak_memory_bytes) is not None]
-        found[name] = {
+        runs = [record for record in records if record.variant == name]
+        measured = [record.latency for record in runs]
+        training = [seconds for record in runs if (seconds := record.training_seconds) is not None]
+        memory = [peak for record in runs if (peak := record.peak_memory_bytes) is not None]
+        by_variant[name] = {
             "unit": measured[0]["unit"],
-            "one_by_one": median([one["one_by_one"] for one in measured]),
-            "in_one_batch": median([one["in_one_batch"] for one in measured]),
+            "one_by_one": median([latency["one_by_one"] for latency in measured]),
+            "in_one_batch": median([latency["in_one_batch"] for latency in measured]),
             "rows": measured[0]["rows"],
             "device": measured[0]["device"],
             "threads": measured[0]["threads"],
             "training": median(training) if training else None,
             "memory": median(memory) if memory else None,
         }
-    return found
+    return by_variant
 
 
 def refuse_twice(records: Sequence[RunRecord]) -> None:

@@ -35,9 +35,9 @@ def summarise(
     """
     variants = {}
     for name in experiment["variants"]:
-        mine = sorted((record for record in records if record.variant == name), key=lambda record: record.seed)
-        if mine:
-            variants[name] = summarise_variant(experiment["variants"][name], mine, splits, experiment.get("metric"))
+        runs = sorted((record for record in records if record.variant == name), key=lambda record: record.seed)
+        if runs:
+            variants[name] = summarise_variant(experiment["variants"][name], runs, splits, experiment.get("metric"))
     tasks = {record.data: record.description["task"] for record in records}
     choice = {"tuned": tuned(experiment["trials"], variants)} if experiment.get("trials") else {}
     again = without_repeated(records, baselines, repeated or {})
@@ -48,8 +48,8 @@ def summarise(
             **({"folds": experiment["folds"]} if experiment.get("folds") else {}),
             "variants": variants,
             "baselines": {
-                data: {name: summarise_baseline(found, splits, tasks[data]) for name, found in mine.items()}
-                for data, mine in sorted(baselines.items())
+                data: {name: summarise_baseline(baseline, splits, tasks[data]) for name, baseline in of_data.items()}
+                for data, of_data in sorted(baselines.items())
             },
             "champions": champions(variants),
             **choice,
@@ -137,7 +137,7 @@ def was_still_improving(record: RunRecord) -> bool:
     which says nothing: of that only a longer schedule tells whether it was long enough. Of a repetition: half its runs.
     """
     if isinstance(record, Repetition):
-        each = [was_still_improving(one) for one in record.folds]
+        each = [was_still_improving(fold) for fold in record.folds]
         return 2 * sum(each) >= len(each)
     result = record.result
     if result["stopped"] == "patience" or result["best_epoch"] < result["epochs"]:
@@ -154,9 +154,9 @@ def over_seeds(values: Sequence[float | None], metric: str) -> dict[str, float |
     known = [value for value in values if value is not None]
     if len(known) < len(values):
         return {"mean": None, "low": None, "high": None, "deviation": None}
-    found = mean_interval(known, bounds=bounds(metric))
+    interval = mean_interval(known, bounds=bounds(metric))
     deviation = float(np.std(known, ddof=1)) if len(known) > 1 else None
-    return {"mean": found.mean, "low": found.low, "high": found.high, "deviation": deviation}
+    return {"mean": interval.mean, "low": interval.low, "high": interval.high, "deviation": deviation}
 
 
 def best_seed(seeds: Mapping[str, Mapping[str, Any]], score: str) -> int:
@@ -173,7 +173,7 @@ def summarise_baseline(baseline: Baseline, splits: Sequence[str], task: str) -> 
     """Summarise a baseline: the same metrics as a variant's, one fit and no seeds; of cross-validation the means over
     seeds, and under ``seeds`` the metrics of each."""
     by_seed = baseline.by_seed if isinstance(baseline, RepeatedBaseline) else {}
-    seeds = {str(seed): measured_of(one, splits, task) for seed, one in by_seed.items()}
+    seeds = {str(seed): measured_of(fit, splits, task) for seed, fit in by_seed.items()}
     return {
         "name": baseline.name,
         "parameters": baseline.parameters,
@@ -233,22 +233,22 @@ def without_repeated(
 
     repeated: bool [m] for each data set; one without repeated rows has no entry.
     """
-    found = {}
+    by_data = {}
     for data, rows in repeated.items():
-        mine = [record for record in records if record.data == data]
+        of_data = [record for record in records if record.data == data]
         if (
             not rows.any()
-            or not mine
-            or not all(one.measures("test", goal(one.description["task"]).names[0]) for one in mine)
+            or not of_data
+            or not all(record.measures("test", goal(record.description["task"]).names[0]) for record in of_data)
         ):
             continue
-        metric = goal(mine[0].description["task"]).metrics[0]
+        metric = goal(of_data[0].description["task"]).metrics[0]
         kept = ~rows
-        labels = mine[0].labels("test")[kept]
+        labels = of_data[0].labels("test")[kept]
         by_variant: dict[str, list[float | None]] = {}
-        for record in mine:
+        for record in of_data:
             by_variant.setdefault(record.variant, []).append(metric.value(record.probabilities("test")[kept], labels))
-        found[data] = {
+        by_data[data] = {
             "metric": metric.name,
             "rows_left_out": int(rows.sum()),
             "variants": {name: over_seeds(values, metric.name) for name, values in by_variant.items()},
@@ -257,4 +257,4 @@ def without_repeated(
                 for name, baseline in baselines.get(data, {}).items()
             },
         }
-    return found
+    return by_data

@@ -78,8 +78,8 @@ def measured_on(
     for record in records:
         yield record.data, record.variant, record.metrics([split])[split], classes[record.data]
     for data in classes:
-        for one in baselines.get(data, {}).values():
-            yield data, one.name, one.metrics[split], classes[data]
+        for baseline in baselines.get(data, {}).values():
+            yield data, baseline.name, baseline.metrics[split], classes[data]
 
 
 def calibration(records: Sequence[RunRecord], split: str, baselines: Baselines) -> pd.DataFrame:
@@ -113,10 +113,10 @@ def confusion(records: Sequence[RunRecord], split: str, baselines: Baselines) ->
         for number, label in enumerate(classes):
             there, given = truths[:, number], guesses[:, number]
             rows += [
-                [data, variant, label, "yes" if actual else "no", "yes" if found else "no",
-                 int(((there == actual) & (given == found)).sum())]
+                [data, variant, label, "yes" if actual else "no", "yes" if predicted else "no",
+                 int(((there == actual) & (given == predicted)).sum())]
                 for actual in (False, True)
-                for found in (False, True)
+                for predicted in (False, True)
             ]  # fmt: skip
     keys = ["data", "variant", "label", "actual", "predicted"]
     return pd.DataFrame(rows, columns=[*keys, "count"]).groupby(keys, sort=False)["count"].sum().reset_index()
@@ -129,22 +129,22 @@ def labels_predicted(
 
     Only of data with several labels. A label's threshold is the one with the best F1 on validation.
     """
-    first = {one.data: one for one in reversed(records) if one.description["task"] == "multi-label"}
-    truths = {data: one.labels(split).astype(bool) for data, one in first.items()}
+    first = {record.data: record for record in reversed(records) if record.description["task"] == "multi-label"}
+    truths = {data: record.labels(split).astype(bool) for data, record in first.items()}
 
     def guesses(validated: Mapping[str, Any], probabilities: np.ndarray) -> np.ndarray:
         chosen = thresholds_of(validated)
         decided = probabilities >= THRESHOLD if chosen is None else chosen.decide("tuned_macro_f1", probabilities)
         return decided.astype(bool)
 
-    for one in records:
-        if one.data in first and one.has_probabilities(split):
-            found = guesses(one.metrics(["validation"])["validation"], one.probabilities(split))
-            yield one.data, one.variant, truths[one.data], found, one.description["classes"]
-    for data, one in first.items():
+    for record in records:
+        if record.data in first and record.has_probabilities(split):
+            guessed = guesses(record.metrics(["validation"])["validation"], record.probabilities(split))
+            yield record.data, record.variant, truths[record.data], guessed, record.description["classes"]
+    for data, record in first.items():
         for baseline in baselines.get(data, {}).values():
-            found = guesses(baseline.metrics["validation"], baseline.probabilities[split])
-            yield data, baseline.name, truths[data], found, one.description["classes"]
+            guessed = guesses(baseline.metrics["validation"], baseline.probabilities[split])
+            yield data, baseline.name, truths[data], guessed, record.description["classes"]
 
 
 def betas(records: Sequence[RunRecord]) -> pd.DataFrame:

@@ -33,7 +33,7 @@ def terminal_table(
     for data in dict.fromkeys(variant["data"] for variant in metrics["variants"].values()):
         parts.append(data_table(metrics, data))
     by = " or ".join(
-        metric_words(score) for score in dict.fromkeys(one["score"] for one in metrics["variants"].values())
+        metric_words(score) for score in dict.fromkeys(variant["score"] for variant in metrics["variants"].values())
     )
     parts.append(Text(f"★ champion: the best mean {by} on the validation split", style="dim"))
     for name, choice in metrics.get("tuned", {}).items():
@@ -50,7 +50,7 @@ def terminal_table(
 def data_table(metrics: Mapping[str, Any], data: str) -> Table:
     """Return the table of one data set: its variants, then its baselines."""
     split = metrics["evaluated_on"]
-    variants = {name: one for name, one in metrics["variants"].items() if one["data"] == data}
+    variants = {name: variant for name, variant in metrics["variants"].items() if variant["data"] == data}
     first = next(iter(variants.values()))
     names = list(dict.fromkeys([first["score"], *goal(first["task"]).shown_names]))[:MOST_METRICS]
     folds = metrics.get("folds")
@@ -70,10 +70,10 @@ def data_table(metrics: Mapping[str, Any], data: str) -> Table:
             label.append(" ★", style="bold")
         if variant["still_improving_seeds"]:
             label.append(" still improving", style="yellow")
-        cells = [f"{number(variant[split][one]['mean'])}\n{half_width(variant[split][one])}" for one in names]
+        cells = [f"{number(variant[split][metric]['mean'])}\n{half_width(variant[split][metric])}" for metric in names]
         table.add_row(label, *cells, str(variant["n"]), f"{variant['parameters']:,}")
     for key, baseline in metrics["baselines"].get(data, {}).items():
-        cells = [number(baseline[split][one]) for one in names]
+        cells = [number(baseline[split][metric]) for metric in names]
         table.add_row(
             Text(f"{key} (baseline)" + (" ★" if key == champion else "")),
             *cells,

@@ -46,10 +46,10 @@ def gather(folder: Path) -> list[Evidence]:
     """Return the evidence in a folder and below, in the order of its paths; InputError where there is none."""
     if not folder.is_dir():
         raise InputError(f"there is no folder {folder}")
-    found = [evidence for path in sorted(verdict_files(folder)) if (evidence := read(folder, path)).claims]
-    if not found:
+    gathered = [evidence for path in sorted(verdict_files(folder)) if (evidence := read(folder, path)).claims]
+    if not gathered:
         raise InputError(f"{folder} has no verdicts: no {FILE}, {VERDICTS} or {STUDY} with a claim is in it or below")
-    return found
+    return gathered
 
 
 def verdict_files(folder: Path) -> Iterator[Path]:

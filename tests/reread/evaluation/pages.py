@@ -38,15 +38,17 @@ def published_report(results: Path, folder: Path) -> Path:
     metrics["variants"] = {name: metrics["variants"][name] for name in order}
     # Classes and labels are names, also where they look like numbers or are empty.
     names = dict.fromkeys(("label", "actual", "predicted"), str)
-    there = {one: results / f"{one}.csv" for one in TABLES if (results / f"{one}.csv").is_file()}
-    tables = {one: pd.read_csv(path, dtype=names) for one, path in there.items()}
+    there = {name: results / f"{name}.csv" for name in TABLES if (results / f"{name}.csv").is_file()}
+    tables = {name: pd.read_csv(path, dtype=names) for name, path in there.items()}
     tables["confusion"]["label"] = tables["confusion"]["label"].fillna("")
     sets = []
     for data in dict.fromkeys(metrics["variants"][name]["data"] for name in order):
         description = read_json(results.parent / "preprocess" / data / "prepared.json")
-        mine = {name: settings_of(plan["variants"][name]) for name in order if plan["variants"][name]["data"] == data}
-        keys = sorted(set().union(*mine.values()))
-        settings = {key: {name: one.get(key) for name, one in mine.items()} for key in keys}
+        settings_by_variant = {
+            name: settings_of(plan["variants"][name]) for name in order if plan["variants"][name]["data"] == data
+        }
+        keys = sorted(set().union(*settings_by_variant.values()))
+        settings = {key: {name: own.get(key) for name, own in settings_by_variant.items()} for key in keys}
         about = {"name": data, "description": description, "lengths": None}
         sets.append(about | settings_of_set(settings) | columns(data, metrics))
     judged, command = read_json(results / "verdicts.json"), f"reread run --experiment {plan['name']}"
@@ -83,8 +85,8 @@ def accessibility_faults(driver: webdriver.Chrome) -> list[str]:
     """Return what axe-core finds in the page, everything that is folded unfolded."""
     driver.execute_script("document.querySelectorAll('details').forEach((one) => { one.open = true; })")
     driver.execute_script(AXE_SCRIPT)
-    found = driver.execute_async_script("axe.run().then(arguments[0])")
-    return [f"{one['id']}: {one['nodes'][0]['html'][:200]}" for one in found["violations"]]
+    results = driver.execute_async_script("axe.run().then(arguments[0])")
+    return [f"{violation['id']}: {violation['nodes'][0]['html'][:200]}" for violation in results["violations"]]
 
 
 def too_wide(driver: webdriver.Chrome) -> bool:

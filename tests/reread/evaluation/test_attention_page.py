@@ -46,8 +46,10 @@ def test_the_page_has_each_word_once_and_escapes_it(record, text_data):
     page = attention_page([record], "What <han> attends to")
     shown = read_json(text_data / "example_documents.json")
     payload = payload_of(page)
-    (documents,) = (one["documents"] for one in payload["sets"].values())
-    assert [one["sentences"] for one in documents] == [[words for words in one["words"] if words] for one in shown]
+    (documents,) = (data_set["documents"] for data_set in payload["sets"].values())
+    assert [document["sentences"] for document in documents] == [
+        [words for words in document["words"] if words] for document in shown
+    ]
     # No weight for padding, although every row of the arrays has it.
     for words, read in zip(documents, payload["readings"][0]["documents"], strict=True):
         for sentence, weighed in zip(words["sentences"], read["sentences"], strict=True):
@@ -75,10 +77,10 @@ def test_weights_and_probability_are_the_networks(record, text_data):
 
 
 def test_shade_is_damped_by_the_sentence_and_full_at_the_darkest():
-    found = shade([["a", "b"], [], ["c"]], np.array([[0.5, 0.5], [0, 0], [1.0, 0.0]]), np.array([0.96, 0, 0.04]))
+    shaded = shade([["a", "b"], [], ["c"]], np.array([[0.5, 0.5], [0, 0], [1.0, 0.0]]), np.array([0.96, 0, 0.04]))
     # sqrt(0.96) 0.5 = 0.49, sqrt(0.04) 1 = 0.2
-    assert [one["shades"] for one in found["sentences"]] == ["99", "4"]
-    assert [one["weight"] for one in found["sentences"]] == [9600, 400]
+    assert [sentence["shades"] for sentence in shaded["sentences"]] == ["99", "4"]
+    assert [sentence["weight"] for sentence in shaded["sentences"]] == [9600, 400]
 
 
 @pytest.mark.parametrize("ends", [LIGHT, DARK])
@@ -106,7 +108,7 @@ def test_which_networks_have_a_page(tools, tmp_path, record, text_data, image_da
     mean = record_of(tools, tmp_path, text_data, "mean", "han", 0, pooling="mean")
     flat = record_of(tools, tmp_path, text_data, "flat", "gru_flat", 0)
     both = record_of(tools, tmp_path, text_data, "both", "gru_flat", 0, pooling="attention")
-    assert [has_attention(one.run_directory, prepared) for one in (mean, flat, both)] == [False, False, True]
+    assert [has_attention(record.run_directory, prepared) for record in (mean, flat, both)] == [False, False, True]
     best = {"mean": 0, "flat": 0}
     assert explain([mean, flat], best, tmp_path) is None and not (tmp_path / "attention.html").exists()
 
@@ -120,8 +122,9 @@ def test_every_seed_of_each_variant_that_attends_is_on_the_page_the_best_first(t
     ]
     best = {"han": 2, "flat": 0, "both": 1}
     (records[0].run_directory / "best.safetensors").unlink()
-    found = chosen_runs(records, best)
-    assert [(one.variant, one.seed) for one in found] == [("han", 2), ("han", 1), ("both", 1), ("both", 0), ("both", 2)]
+    shown = chosen_runs(records, best)
+    ranked = [(record.variant, record.seed) for record in shown]
+    assert ranked == [("han", 2), ("han", 1), ("both", 1), ("both", 0), ("both", 2)]
     page = explain(records, best, tmp_path)
     readings = payload_of((tmp_path / page.file).read_text())["readings"]
-    assert [(one["variant"], one["seed"]) for one in readings] == [(one.variant, one.seed) for one in found]
+    assert [(reading["variant"], reading["seed"]) for reading in readings] == ranked

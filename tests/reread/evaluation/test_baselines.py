@@ -42,23 +42,25 @@ LABELS = np.random.default_rng(1).integers(0, 3, 200)
 @pytest.mark.parametrize("name", TEXT)
 def test_text(name):
     texts = texts_of(LABELS)
-    found = evaluate_baseline(name, split_of(texts, *EDGES), split_of(LABELS, *EDGES), "single-label", ["a", "b", "c"])
-    assert found.metrics["test"]["accuracy"] > 0.9 and found.metrics["test"]["rows"] == 70
-    assert found.probabilities["test"].shape == (70, 3) and found.name == kinds.baselines()[name].title
-    assert found.probabilities["test"].sum(axis=1) == pytest.approx(1, abs=1e-6)
+    baseline = evaluate_baseline(
+        name, split_of(texts, *EDGES), split_of(LABELS, *EDGES), "single-label", ["a", "b", "c"]
+    )
+    assert baseline.metrics["test"]["accuracy"] > 0.9 and baseline.metrics["test"]["rows"] == 70
+    assert baseline.probabilities["test"].shape == (70, 3) and baseline.name == kinds.baselines()[name].title
+    assert baseline.probabilities["test"].sum(axis=1) == pytest.approx(1, abs=1e-6)
     strengths = [f"{strength:g}" for strength in kinds.baselines()[name].grid]
-    assert list(found.grid) == strengths[: len(found.grid)] and f"{found.chosen:g}" in found.grid
-    assert found.grid[f"{found.chosen:g}"] == max(found.grid.values())
+    assert list(baseline.grid) == strengths[: len(baseline.grid)] and f"{baseline.chosen:g}" in baseline.grid
+    assert baseline.grid[f"{baseline.chosen:g}"] == max(baseline.grid.values())
 
 
 def test_weaker_regularisation_is_not_tried_once_three_in_a_row_are_no_better(monkeypatch):
     images = np.random.default_rng(0).integers(0, 256, (200, 6, 6, 1), dtype=np.uint8)
     given = ("linear", split_of(images, *EDGES), split_of(LABELS, *EDGES), "single-label", ["a", "b", "c"])
-    found = evaluate_baseline(*given)
+    baseline = evaluate_baseline(*given)
     monkeypatch.setattr(baselines, "PATIENCE", 99)
     whole = evaluate_baseline(*given)
-    assert len(whole.grid) == 8 and list(found.grid.items()) == list(whole.grid.items())[: len(found.grid)]
-    assert list(found.grid).index(f"{found.chosen:g}") == len(found.grid) - 4 < 4
+    assert len(whole.grid) == 8 and list(baseline.grid.items()) == list(whole.grid.items())[: len(baseline.grid)]
+    assert list(baseline.grid).index(f"{baseline.chosen:g}") == len(baseline.grid) - 4 < 4
 
 
 def test_a_slow_fit_is_told(monkeypatch):
@@ -67,9 +69,9 @@ def test_a_slow_fit_is_told(monkeypatch):
     evaluate_baseline(*given, tell=lines.append)
     assert lines == []
     monkeypatch.setattr(baselines, "SLOW_SECONDS", 0.0)
-    found = evaluate_baseline(*given, tell=lines.append)
-    assert len(lines) == len(found.grid)
-    assert all(f"C = {strength}," in line for strength, line in zip(found.grid, lines, strict=True))
+    baseline = evaluate_baseline(*given, tell=lines.append)
+    assert len(lines) == len(baseline.grid)
+    assert all(f"C = {strength}," in line for strength, line in zip(baseline.grid, lines, strict=True))
 
 
 def test_each_baseline_has_as_many_trials():
@@ -79,7 +81,7 @@ def test_each_baseline_has_as_many_trials():
 def test_nb_svm_is_the_one_of_the_paper():
     """Word for word from section 2.3, with sets of words and loops over them."""
     documents = [("good film .", True), ("good , good .", True), ("bad film .", False), ("bad", False), ("film", True)]
-    found = bigram_features({"train": [text for text, _ in documents], "test": ["good bad good unheard"]})
+    features = bigram_features({"train": [text for text, _ in documents], "test": ["good bad good unheard"]})
 
     def grams(text):
         words = text.split()
@@ -87,15 +89,15 @@ def test_nb_svm_is_the_one_of_the_paper():
 
     vocabulary = sorted({gram for text, _ in documents for gram in grams(text)})
     f = np.array([[gram in grams(text) for gram in vocabulary] for text, _ in documents], float)
-    assert (found["train"].toarray() == f).all()
-    assert found["test"].toarray().tolist() == [[float(gram in ("good", "bad")) for gram in vocabulary]]
+    assert (features["train"].toarray() == f).all()
+    assert features["test"].toarray().tolist() == [[float(gram in ("good", "bad")) for gram in vocabulary]]
     positive = np.array([label for _, label in documents])
     p = [1 + sum(f[row, column] for row in (0, 1, 4)) for column in range(len(vocabulary))]
     q = [1 + sum(f[row, column] for row in (2, 3)) for column in range(len(vocabulary))]
     r = np.log(np.array(p) / sum(p)) - np.log(np.array(q) / sum(q))
     machine = LinearSVC(C=0.5, loss="squared_hinge", dual=False).fit(f * r, positive)
     w = 0.75 * np.mean(np.abs(machine.coef_[0])) + 0.25 * machine.coef_[0]
-    weights, intercept = one_against_the_rest(found["train"], positive, 0.5)
+    weights, intercept = one_against_the_rest(features["train"], positive, 0.5)
     b = 0.75 * np.mean(np.abs(machine.coef_[0])) * np.log(3 / 2) + 0.25 * machine.intercept_[0]
     assert weights == pytest.approx(r * w, abs=1e-3) and intercept == pytest.approx(b, abs=1e-3)
 
@@ -104,31 +106,31 @@ def test_nb_svm_turns_scores_into_probabilities_by_one_temperature():
     # Every fourth label is wrong: sure of itself it would be punished.
     labels = np.where(np.arange(200) % 4, LABELS, (LABELS + 1) % 3)
     inputs, labels = split_of(texts_of(LABELS), *EDGES), split_of(labels, *EDGES)
-    found = evaluate_baseline("nb-svm", inputs, labels, "single-label", list("abc"))
+    baseline = evaluate_baseline("nb-svm", inputs, labels, "single-label", list("abc"))
     features = bigram_features(inputs)
-    machine = fit_nb_svm(features["train"], labels["train"], 3, "single-label", found.chosen)
+    machine = fit_nb_svm(features["train"], labels["train"], 3, "single-label", baseline.chosen)
     scores = {split: machine.scores(features[split]) for split in ("validation", "test")}
-    expected = softmax(scores["test"] / found.temperature, axis=1)
-    assert found.probabilities["test"] == pytest.approx(expected, abs=1e-6)
+    expected = softmax(scores["test"] / baseline.temperature, axis=1)
+    assert baseline.probabilities["test"] == pytest.approx(expected, abs=1e-6)
 
     def loss(temperature):
         return row_losses(softmax(scores["validation"] / temperature, axis=1), labels["validation"]).mean()
 
-    assert loss(found.temperature) < min(loss(found.temperature * 1.2), loss(found.temperature / 1.2))
+    assert loss(baseline.temperature) < min(loss(baseline.temperature * 1.2), loss(baseline.temperature / 1.2))
 
 
 def test_the_svm_on_characters_is_scikit_learns_and_reads_the_beginning():
     texts = texts_of(LABELS)
     texts[0] = f"{texts[0]} ".ljust(LONGEST) + "zzzz yyyy"
     inputs, labels = split_of(texts, *EDGES), split_of(LABELS, *EDGES)
-    found = evaluate_baseline("char-svm", inputs, labels, "single-label", list("abc"))
+    baseline = evaluate_baseline("char-svm", inputs, labels, "single-label", list("abc"))
     vectoriser = TfidfVectorizer(analyzer="char_wb", ngram_range=(2, 5), sublinear_tf=True, min_df=2, dtype=np.float32)
     train = vectoriser.fit_transform([text[:LONGEST] for text in inputs["train"]])
-    machine = LinearSVC(C=found.chosen, dual=True, random_state=0).fit(train, labels["train"])
+    machine = LinearSVC(C=baseline.chosen, dual=True, random_state=0).fit(train, labels["train"])
     scores = machine.decision_function(vectoriser.transform(inputs["test"]))
-    expected = softmax(scores / found.temperature, axis=1)
-    assert found.probabilities["test"] == pytest.approx(expected, abs=1e-5)
-    assert found.parameters == 3 * (len(vectoriser.vocabulary_) + 1)
+    expected = softmax(scores / baseline.temperature, axis=1)
+    assert baseline.probabilities["test"] == pytest.approx(expected, abs=1e-5)
+    assert baseline.parameters == 3 * (len(vectoriser.vocabulary_) + 1)
 
 
 def test_the_svm_on_characters_reads_words_that_come_once():
@@ -158,33 +160,33 @@ def test_images_reach_what_a_linear_model_can():
     digits = load_digits()
     images = digits.images.astype(np.uint8)[..., None]
     edges = ((0, 1000), (1000, 1300), (1300, 1797))
-    found = evaluate_baseline(
+    baseline = evaluate_baseline(
         "linear", split_of(images, *edges), split_of(digits.target, *edges), "single-label", list("0123456789")
     )
-    assert found.metrics["validation"]["accuracy"] > 0.9 and found.temperature is None
+    assert baseline.metrics["validation"]["accuracy"] > 0.9 and baseline.temperature is None
 
 
 @pytest.mark.parametrize("name", TEXT)
 def test_several_labels_one_of_them_never_there(name):
     labels = np.stack([LABELS == 0, LABELS != 1, np.zeros(200)], axis=1).astype(np.uint8)
-    found = evaluate_baseline(
+    baseline = evaluate_baseline(
         name,
         split_of(texts_of(LABELS), *EDGES),
         split_of(labels, *EDGES),
         "multi-label",
         ["zero", "not one", "never"],
     )
-    assert found.metrics["test"]["macro_auroc"] > 0.9 and (found.probabilities["test"][:, 2] == 0).all()
+    assert baseline.metrics["test"]["macro_auroc"] > 0.9 and (baseline.probabilities["test"][:, 2] == 0).all()
 
 
 @pytest.mark.parametrize("name", TEXT)
 def test_a_class_without_training_rows_gets_probability_zero(name):
     labels = LABELS.copy()
     labels[:90][labels[:90] == 2] = 0
-    found = evaluate_baseline(
+    baseline = evaluate_baseline(
         name, split_of(texts_of(LABELS), *EDGES), split_of(labels, *EDGES), "single-label", ["a", "b", "c"]
     )
-    assert (found.probabilities["test"][:, 2] == 0).all() and np.isfinite(found.metrics["test"]["loss"])
+    assert (baseline.probabilities["test"][:, 2] == 0).all() and np.isfinite(baseline.metrics["test"]["loss"])
 
 
 def test_found_again_by_content(tmp_path, monkeypatch):
@@ -271,9 +273,9 @@ def test_what_is_saved_answers_raw_rows_as_the_baseline_did(name, task, tmp_path
     else:
         inputs = split_of(texts_of(LABELS), *EDGES)
     labels = LABELS if task == "single-label" else np.stack([k == LABELS for k in range(4)], axis=1).astype(np.uint8)
-    found = evaluate_baseline(name, inputs, split_of(labels, *EDGES), task, list("abcd"), tmp_path)
-    state = load_file(found.directory / "model.safetensors")
+    fitted = evaluate_baseline(name, inputs, split_of(labels, *EDGES), task, list("abcd"), tmp_path)
+    state = load_file(fitted.directory / "model.safetensors")
     answer = kinds.load(baseline.serve)(state, 4, task)
     for split in ("validation", "test"):
-        np.testing.assert_array_equal(answer(inputs[split]), found.probabilities[split])
-    np.testing.assert_array_equal(answer(inputs["test"][:1]), found.probabilities["test"][:1])
+        np.testing.assert_array_equal(answer(inputs[split]), fitted.probabilities[split])
+    np.testing.assert_array_equal(answer(inputs["test"][:1]), fitted.probabilities["test"][:1])

@@ -19,47 +19,47 @@ def labels_and_scores(items, shares, seeds=2, generator=None):
     generator = generator or np.random.default_rng(0)
     labels = (generator.random((items, len(shares))) < shares).astype(np.uint8)
     noise = [generator.normal(size=labels.shape) for _ in range(seeds)]
-    return labels, [(1 / (1 + np.exp(-(labels + one)))).astype(np.float32) for one in noise]
+    return labels, [(1 / (1 + np.exp(-(labels + of_seed)))).astype(np.float32) for of_seed in noise]
 
 
 def subject(scores, labels, groups=None):
     """A variant on its own validation rows."""
     classes = [str(number) for number in range(labels.shape[1])]
     metrics = [
-        goal("multi-label").measure({"validation": one}, {"validation": labels}, classes)["validation"]
-        for one in scores
+        goal("multi-label").measure({"validation": probabilities}, {"validation": labels}, classes)["validation"]
+        for probabilities in scores
     ]
     about = {"classes": classes, "task": "multi-label"}
     return Subject("data", "variant", about, labels, groups, metrics, scores, metrics)
 
 
 def class_aurocs(scores, labels, groups=None):
-    return [one["auroc"] for one in measure(subject(scores, labels, groups)).by_class.values()]
+    return [scored["auroc"] for scored in measure(subject(scores, labels, groups)).by_class.values()]
 
 
 def test_an_auroc_is_the_mean_over_seeds_inside_its_interval():
     labels, scores = labels_and_scores(120, [0.3, 0.5])
-    for number, one in enumerate(class_aurocs(scores, labels)):
+    for number, score in enumerate(class_aurocs(scores, labels)):
         values = [auroc(seed[:, number], labels[:, number].astype(bool)) for seed in scores]
-        assert one.mean == pytest.approx(np.mean(values)) and 0 <= one.low < one.mean < one.high <= 1
+        assert score.mean == pytest.approx(np.mean(values)) and 0 <= score.low < score.mean < score.high <= 1
 
 
 def test_the_interval_of_one_seed_is_the_spread_over_resamples():
     """Against a bootstrap that draws rows one resample at a time."""
     labels, (scores,) = labels_and_scores(150, [0.4], seeds=1)
-    (found,) = class_aurocs([scores], labels)
+    (score,) = class_aurocs([scores], labels)
     generator = np.random.default_rng(1)
     values = []
     for _ in range(1500):
         rows = generator.integers(0, 150, 150)
         values.append(auroc(scores[rows, 0], labels[rows, 0].astype(bool)))
-    assert (found.high - found.low) / 2 == pytest.approx(2.0 * np.std(values), rel=0.08)
+    assert (score.high - score.low) / 2 == pytest.approx(2.0 * np.std(values), rel=0.08)
 
 
 def test_a_patient_s_copies_narrow_no_interval():
     labels, scores = labels_and_scores(60, [0.4], seeds=1)
     (alone,) = class_aurocs(scores, labels)
-    copies = [np.repeat(one, 5, axis=0) for one in (labels, *scores)]
+    copies = [np.repeat(array, 5, axis=0) for array in (labels, *scores)]
     (grouped,) = class_aurocs(copies[1:], copies[0], groups=np.repeat(np.arange(60), 5))
     (ungrouped,) = class_aurocs(copies[1:], copies[0])
     assert (grouped.low, grouped.high) == pytest.approx((alone.low, alone.high))
@@ -79,43 +79,43 @@ def test_each_metric_of_several_labels_has_an_interval_within_its_bounds():
     """Two seeds of which one is much worse: Student's interval over them alone would leave [0, 1]."""
     labels, (good, _) = labels_and_scores(80, [0.3, 0.4, 0.1])
     poor = np.random.default_rng(5).random(good.shape).astype(np.float32)
-    mine = subject([good, poor], labels)
-    found = measure(mine)
-    assert {"macro_auroc", "micro_f1", "macro_f1", "tuned_micro_f1", "tuned_macro_f1"} <= set(found.whole)
-    for name, score in found.whole.items():
-        assert score.mean == pytest.approx(np.mean([one[name] for one in mine.metrics]))
+    variant = subject([good, poor], labels)
+    measured = measure(variant)
+    assert {"macro_auroc", "micro_f1", "macro_f1", "tuned_micro_f1", "tuned_macro_f1"} <= set(measured.whole)
+    for name, score in measured.whole.items():
+        assert score.mean == pytest.approx(np.mean([metrics[name] for metrics in variant.metrics]))
         assert score.low <= score.mean <= score.high and score.low >= 0
         assert score.high <= 1 or name == "loss"
-    for scores in found.by_class.values():
+    for scores in measured.by_class.values():
         assert 0 <= scores["f1"].low <= scores["f1"].mean <= scores["f1"].high <= 1
 
 
 def test_the_interval_of_f1_of_one_seed_is_the_spread_over_resamples():
     labels, (scores,) = labels_and_scores(150, [0.4, 0.3], seeds=1)
-    mine = subject([scores], labels)
-    found = measure(mine).whole["tuned_micro_f1"]
-    guess = scores >= mine.thresholds[0].overall
+    variant = subject([scores], labels)
+    score = measure(variant).whole["tuned_micro_f1"]
+    guess = scores >= variant.thresholds[0].overall
     generator, values = np.random.default_rng(1), []
     for _ in range(1500):
         rows = generator.integers(0, 150, 150)
         hits, total = (guess & labels.astype(bool))[rows].sum(), guess[rows].sum() + labels[rows].sum()
         values.append(2 * hits / total)
-    assert (found.high - found.low) / 2 == pytest.approx(2.0 * np.std(values), rel=0.08)
+    assert (score.high - score.low) / 2 == pytest.approx(2.0 * np.std(values), rel=0.08)
 
 
 def test_the_area_under_the_mean_curve_is_the_mean_auroc():
     labels, scores = labels_and_scores(4000, [0.3])
     positive = labels[:, 0].astype(bool)
-    curve = mean_curve([one[:, 0] for one in scores], positive)
+    curve = mean_curve([probabilities[:, 0] for probabilities in scores], positive)
     assert curve[-1] == 1 and (np.diff(curve) >= 0).all()
     area = float(np.trapezoid(curve, RATES))
-    assert area == pytest.approx(np.mean([auroc(one[:, 0], positive) for one in scores]), abs=2e-3)
+    assert area == pytest.approx(np.mean([auroc(probabilities[:, 0], positive) for probabilities in scores]), abs=2e-3)
 
 
 def test_calibration_counts_every_answer_once():
-    found = calibration([np.array([0.05, 0.95, 1.0]), np.array([0.0, 0.15, 0.91])], np.array([False, True, True]))
-    assert found["count"].tolist() == [2, 1, *[0] * 6, 0, 3]
-    assert found["share"][[0, 1, 9]].tolist() == [0, 1, 1] and found["confidence"][9] == pytest.approx(2.86 / 3)
+    bins = calibration([np.array([0.05, 0.95, 1.0]), np.array([0.0, 0.15, 0.91])], np.array([False, True, True]))
+    assert bins["count"].tolist() == [2, 1, *[0] * 6, 0, 3]
+    assert bins["share"][[0, 1, 9]].tolist() == [0, 1, 1] and bins["confidence"][9] == pytest.approx(2.86 / 3)
 
 
 def test_of_ninety_classes_the_worst_ten_are_drawn_and_the_table_has_all():
@@ -176,8 +176,8 @@ def test_the_report_has_a_section_of_classes(tools, tmp_path):
     ]
     pair = {"claim": "c", "source": "s", "treatment": "swish", "control": "relu", "metric": "macro_auroc", "name": "x"}
     experiment = {"variants": variants, "comparisons": [pair], "equivalence_margin": 0.02, "evaluate_on": "test"}
-    found = evaluate_experiment(experiment, records, {}, tmp_path / "report")
-    assert found["verdicts"][0]["metric"] == "macro_auroc"
+    report = evaluate_experiment(experiment, records, {}, tmp_path / "report")
+    assert report["verdicts"][0]["metric"] == "macro_auroc"
     table = pd.read_csv(tmp_path / "report/classes.csv")
     assert len(table) == 2 * 2 * 14 and (table["positive_groups"] <= 40).all() and table["low"].notna().all()
     assert set(table["metric"]) == {"auroc", "f1"}

@@ -76,8 +76,8 @@ def test_a_map_is_compared_with_boxes_by_hand():
     activation[:, 0], activation[0, 3], activation[2, 0] = 6, 5, 10
     boxes = np.array([[0.0, 0.0, 0.5, 1.0]])
     assert covered(boxes, (4, 4)).sum() == 8
-    found = score(activation, boxes, 7, 1)
-    assert found.inside and found.chance == 0.5 and found.overlap == 4 / 9
+    scored = score(activation, boxes, 7, 1)
+    assert scored.inside and scored.chance == 0.5 and scored.overlap == 4 / 9
     activation[0, 3] = 11
     assert not score(activation, boxes, 7, 1).inside
     two = np.array([[0.0, 0.0, 0.25, 1.0], [0.75, 0.0, 0.25, 0.25]])
@@ -104,7 +104,7 @@ def test_boxes_of_the_split_are_scored_by_class(tools, tmp_path, chest):
     prepared = open_prepared(chest)
     network = models.load(record_of(tools, tmp_path, chest).run_directory, prepared.description)
     located = locate(network, prepared, "test")
-    assert [(one.row, one.label, one.chance) for one in located] == [(22, 1, 0.25), (30, 0, 0.75)]
+    assert [(location.row, location.label, location.chance) for location in located] == [(22, 1, 0.25), (30, 0, 0.75)]
     maps, _ = class_activation_maps(network, *inputs(prepared, np.array([22])))
     assert maps.shape[2:] == (4, 4)
     rows = mean_scores(located, CLASSES)
@@ -114,8 +114,8 @@ def test_boxes_of_the_split_are_scored_by_class(tools, tmp_path, chest):
 
 def test_the_page_shows_boxes_and_a_row_of_each_class(tools, tmp_path, chest):
     record = record_of(tools, tmp_path, chest)
-    found = explain([record], {record.variant: record.seed}, tmp_path)
-    page = (tmp_path / found.file).read_text()
+    explanation = explain([record], {record.variant: record.seed}, tmp_path)
+    page = (tmp_path / explanation.file).read_text()
     assert "&lt;b&gt;Hernia&lt;/b&gt;" in page and "<b>Hernia" not in page
     assert 3 <= page.count('src="data:image/png') <= 5
     assert "with 2 boxes of it" in page and "4 x 4 places" in page and "pointing" in page

@@ -34,23 +34,23 @@ from tests.rooms import copy_rooms
 
 
 def test_a_run_is_measured_once(run, text_data):
-    found = evaluate_run(run, text_data)
-    assert found == run / "evaluation" / evaluation_key(RunFolder(run))
-    assert sorted(path.name for path in found.iterdir()) == [
+    folder = evaluate_run(run, text_data)
+    assert folder == run / "evaluation" / evaluation_key(RunFolder(run))
+    assert sorted(path.name for path in folder.iterdir()) == [
         "digests.json",
         "latency.json",
         "metrics.json",
         "test.npy",
         "validation.npy",
     ]
-    metrics, probabilities = read_json(found / "metrics.json"), np.load(found / "test.npy", allow_pickle=False)
+    metrics, probabilities = read_json(folder / "metrics.json"), np.load(folder / "test.npy", allow_pickle=False)
     assert probabilities.shape == (60, 3) and probabilities.dtype == np.float32
     assert probabilities.sum(axis=1) == pytest.approx(1, abs=1e-5)
     labels = np.load(text_data / "labels.npy")[39:]
     assert metrics["test"]["accuracy"] == (probabilities.argmax(axis=1) == labels).mean()
     assert metrics["parameters"] > 100 and set(metrics) == {"parameters", "validation", "test"}
-    before = (found / "metrics.json").stat().st_mtime_ns
-    assert evaluate_run(run, text_data) == found and (found / "metrics.json").stat().st_mtime_ns == before
+    before = (folder / "metrics.json").stat().st_mtime_ns
+    assert evaluate_run(run, text_data) == folder and (folder / "metrics.json").stat().st_mtime_ns == before
 
 
 def test_two_evaluations_are_byte_equal_but_for_the_time(run, text_data):
@@ -69,9 +69,9 @@ def test_two_evaluations_are_byte_equal_but_for_the_time(run, text_data):
 
 
 def test_a_split_that_is_not_named_is_not_read(run, text_data):
-    found = evaluate_run(run, text_data, splits=("validation",))
-    assert not (found / "test.npy").exists() and "test" not in read_json(found / "metrics.json")
-    assert found != evaluate_run(run, text_data)
+    folder = evaluate_run(run, text_data, splits=("validation",))
+    assert not (folder / "test.npy").exists() and "test" not in read_json(folder / "metrics.json")
+    assert folder != evaluate_run(run, text_data)
 
 
 def test_images_with_several_labels(tools, tmp_path):
@@ -109,8 +109,8 @@ def test_each_damage_of_an_evaluation_is_found(run, text_data, file):
     record = RunRecord("han", "corpus", 0, run, text_data, folder)
 
     def read():
-        found = record.metrics(["validation"]), record.probabilities("validation"), record.probabilities("test")
-        return (*found, record.latency, RunFolder(run).evaluations())
+        contents = record.metrics(["validation"]), record.probabilities("validation"), record.probabilities("test")
+        return (*contents, record.latency, RunFolder(run).evaluations())
 
     read()
     for damage in damages(folder / file):
@@ -126,13 +126,13 @@ def test_the_key_is_of_all_that_decides_the_evaluation(run, text_data, monkeypat
     keys = {key(), key(H200), key(H200 | {"kernels": "reference"})}
     keys |= {key(H200 | {"gpu": "NVIDIA A100"}), key(H200 | {"torch": "2.11.0+cu130"}), evaluation_key(RunFolder(run))}
     keys.add(key(H200 | {"numpy": "2.5.2"}))
-    found, cpu, gpu = source("classification", task_of(RunFolder(run))), key(), key(H200)
+    numeric, cpu, gpu = source("classification", task_of(RunFolder(run))), key(), key(H200)
     # A kernel that HAN calls counts where kernels run.
     monkeypatch.setattr(
-        "reread.evaluation.run.source", lambda objective, task: replace(found, kernels={"gru": "another"})
+        "reread.evaluation.run.source", lambda objective, task: replace(numeric, kernels={"gru": "another"})
     )
     assert key() == cpu and key(H200) != gpu
-    monkeypatch.setattr("reread.evaluation.run.source", lambda objective, task: replace(found, digest="another"))
+    monkeypatch.setattr("reread.evaluation.run.source", lambda objective, task: replace(numeric, digest="another"))
     keys.add(key())
     write_json(run / "job.json", read_json(run / "job.json") | {"run_key": "another"})
     keys.add(key())
@@ -254,7 +254,9 @@ def test_the_command_measures_the_latency_of_a_network_once(run, text_data, tmp_
     with pytest.raises(SystemExit) as ended:
         main([str(run), str(same), str(other)])
     assert not ended.value.code
-    first, second, third = (read_json(next(one.glob("evaluation/*/latency.json"))) for one in (run, same, other))
+    first, second, third = (
+        read_json(next(directory.glob("evaluation/*/latency.json"))) for directory in (run, same, other)
+    )
     assert first == second and first["run"] == run.name
     assert third["run"] == "other"
 

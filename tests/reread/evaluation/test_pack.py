@@ -67,8 +67,8 @@ def test_each_call_adds_what_is_new(machine, tmp_path):
         assert (home / path).read_bytes() == (folder / path).read_bytes()
     packed = {path for path in unpacked if path.suffix != ".safetensors"}
     there = {path.relative_to(folder) for path in folder.glob("runs/seed*/**/*") if path.is_file()}
-    assert packed == {one for one in there if one.suffix != ".safetensors" and "checkpoints" not in one.parts
-                      and one.name != "log.txt"}  # fmt: skip
+    assert packed == {path for path in there if path.suffix != ".safetensors" and "checkpoints" not in path.parts
+                      and path.name != "log.txt"}  # fmt: skip
 
 
 def test_an_evaluation_that_is_being_written_is_left_for_the_next_call(machine, tmp_path):

@@ -33,12 +33,12 @@ def report(tools, tmp_path, text_data):
     for name, about in variants.items():
         place = places[about["data"]]
         for seed in SEEDS:
-            one = tools["write_record"](tmp_path / "runs", name, about["model"], about["data"], place, seed, 2.0)
+            record = tools["write_record"](tmp_path / "runs", name, about["model"], about["data"], place, seed, 2.0)
             settings = {"pooling": "attention"} if name == "flat" else {}
             tools["add_weights"](
-                one.run_directory, about["model"], read_json(place / "prepared.json"), seed, **settings
+                record.run_directory, about["model"], read_json(place / "prepared.json"), seed, **settings
             )
-            records.append(one)
+            records.append(record)
     pair = {"name": "p", "claim": "c", "source": "s", "treatment": "han", "control": "flat", "metric": "accuracy"}
     experiment = {
         "title": "Which reads better?", "variants": variants, "seeds": list(SEEDS), "comparisons": [pair],
@@ -57,12 +57,12 @@ def test_the_report_and_the_page_of_attention(report):
         assert len(charts) == len(driver.find_elements(By.CSS_SELECTOR, ".chart")) >= 9
         assert accessibility_faults(driver) == []
         # Vega-Lite says of a chart with a row per variant that its height is fixed.
-        assert [one for one in driver.get_log("browser") if "discrete height" not in one["message"]] == []
+        assert [entry for entry in driver.get_log("browser") if "discrete height" not in entry["message"]] == []
         assert driver.execute_script("return performance.getEntriesByType('resource').length") == 0
         # What to use is on the first screen.
         use = driver.find_element(By.CSS_SELECTOR, ".use")
         assert use.text.startswith("On corpus use ") and use.rect["y"] + use.rect["height"] < 1000
-        links = [one.get_attribute("href") for one in driver.find_elements(By.CSS_SELECTOR, 'a[target="_blank"]')]
+        links = [link.get_attribute("href") for link in driver.find_elements(By.CSS_SELECTOR, 'a[target="_blank"]')]
         assert links == ["http://127.0.0.1:5000/#/experiments/1", "http://127.0.0.1:5000/#/run"]
         assert "reread run --experiment trial" in driver.find_element(By.CSS_SELECTOR, "header pre").text
         sort_and_filter(driver)
@@ -87,7 +87,7 @@ def sort_and_filter(driver):
 
     def values():
         cells = table.find_elements(By.CSS_SELECTOR, "tbody tr td:nth-child(3)")
-        return [float(one.get_attribute("data-value")) for one in cells]
+        return [float(cell.get_attribute("data-value")) for cell in cells]
 
     assert len(values()) == len(TOPICS) and head.get_attribute("aria-sort") is None
     for order in ("descending", "ascending"):
@@ -126,7 +126,7 @@ def choose_documents(driver):
         Select(driver.find_element(By.ID, name)).select_by_value(value)
 
     everything = len(shown())
-    networks = [one.get_attribute("value") for one in Select(driver.find_element(By.ID, "network")).options]
+    networks = [option.get_attribute("value") for option in Select(driver.find_element(By.ID, "network")).options]
     assert everything > 30 and networks == ["han", "flat"]
     assert len(Select(driver.find_element(By.ID, "seed")).options) == len(SEEDS)
     choose("answer", "right")
@@ -137,9 +137,9 @@ def choose_documents(driver):
     choose("answer", "")
     choose("class", "b<i>")
     assert 0 < len(shown()) < everything
-    assert all("true b<i>" in one.text for one in shown())
+    assert all("true b<i>" in element.text for element in shown())
     compare_networks(driver)
-    titles = [one.text for one in shown()[0].find_elements(By.TAG_NAME, "h2")]
+    titles = [element.text for element in shown()[0].find_elements(By.TAG_NAME, "h2")]
     assert len(titles) == 2 and titles[0].startswith("han, seed") and titles[1].startswith("flat, seed")
     word = shown()[0].find_element(By.CSS_SELECTOR, ".sentence p span")
     assert 0 <= float(word.get_attribute("title")) <= 1

@@ -61,9 +61,9 @@ def test_the_page_is_of_the_first_variant_with_a_decoder_at_its_best_seed(prepar
         return SimpleNamespace(**about, probabilities=lambda split: probabilities)
 
     records = [record("plain", 0, tmp_path / "plain"), record("caps", 0, tmp_path), record("caps", 1, tmp_path)]
-    found = reconstructions.explain(records, {"plain": 0, "caps": 1}, tmp_path)
-    assert found.title == "What caps draws of its capsules (seed 1)"
-    page = (tmp_path / found.file).read_text()
+    explanation = reconstructions.explain(records, {"plain": 0, "caps": 1}, tmp_path)
+    assert explanation.title == "What caps draws of its capsules (seed 1)"
+    page = (tmp_path / explanation.file).read_text()
     assert page.count("data:image/png;base64") == 1 and "small, images of the test split" in page
     assert reconstructions.explain(records[:1], {"plain": 0}, tmp_path) is None
 
@@ -72,16 +72,16 @@ def test_each_predicted_class_is_decoded_alone_in_its_own_plane(prepared, networ
     rows = np.array([5, 6])
     classes = np.zeros((2, CLASSES), bool)
     classes[0, [1, 3]] = classes[1, 2] = True
-    image, found = reconstructions.drawn(network, prepared, rows, classes)
+    image, pictures = reconstructions.drawn(network, prepared, rows, classes)
     np.testing.assert_array_equal(image[..., 2] * 255, prepared.arrays["images"][rows][..., 0])
     with torch.no_grad():
         inputs = (torch.from_numpy(prepared.arrays["images"][rows]).permute(0, 3, 1, 2) / 255 - 0.5) / 0.3
         capsules = network.capsules(inputs)
         eye = torch.eye(CLASSES)
-        first, second = (network.reconstruct(capsules[:1], eye[[one]]).view(SIZE, SIZE).numpy() for one in (1, 3))
+        first, second = (network.reconstruct(capsules[:1], eye[[label]]).view(SIZE, SIZE).numpy() for label in (1, 3))
         other = network.reconstruct(capsules[1:], eye[[2]]).view(SIZE, SIZE).numpy()
-    np.testing.assert_allclose(found[0], np.stack([first, second, 0 * first], axis=2), atol=1e-6)
-    np.testing.assert_allclose(found[1], np.stack([other] * 3, axis=2), atol=1e-6)
+    np.testing.assert_allclose(pictures[0], np.stack([first, second, 0 * first], axis=2), atol=1e-6)
+    np.testing.assert_allclose(pictures[1], np.stack([other] * 3, axis=2), atol=1e-6)
 
 
 def test_the_middle_of_the_changes_changes_nothing(prepared, network):
@@ -96,8 +96,8 @@ def test_the_middle_of_the_changes_changes_nothing(prepared, network):
 def test_as_many_classes_are_predicted_as_a_row_has_labels():
     truth = np.array([[True, True, False], [False, True, False]])
     probabilities = np.array([[0.1, 0.3, 0.2], [0.5, 0.5, 0.1]])
-    found = reconstructions.predicted_labels(probabilities, truth)
-    assert found.tolist() == [[False, True, True], [True, False, False]]
+    predicted = reconstructions.predicted_labels(probabilities, truth)
+    assert predicted.tolist() == [[False, True, True], [True, False, False]]
 
 
 def test_without_a_decoder_or_weights_there_is_no_picture(prepared, network, tmp_path):

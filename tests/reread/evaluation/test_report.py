@@ -108,7 +108,7 @@ def test_the_plan_of_a_report_is_replaced_with_it(tmp_path, texts, monkeypatch):
 def test_the_whole_report(tools, tmp_path, texts, text_data):
     experiment, records = texts
     destination = tmp_path / "reports" / "trial"
-    found = evaluate_experiment(
+    report = evaluate_experiment(
         experiment,
         records,
         {"corpus": {"tf-idf": baseline_of(tools, text_data)}},
@@ -117,24 +117,24 @@ def test_the_whole_report(tools, tmp_path, texts, text_data):
         {"torch": "2.13.0"},
         record={"key": "0123"},
     )
-    assert read_json(destination / "plan.json") == {"key": "0123"} and str(destination / "plan.json") in found["files"]
+    assert read_json(destination / "plan.json") == {"key": "0123"} and str(destination / "plan.json") in report["files"]
     assert sorted(path.name for path in destination.iterdir()) == [
         "attention.html", "calibration.csv", "classes.csv", "confusion.csv", "curves.csv", "differences.csv",
         "differences.png", "digests.json", "files.json.xz", "items.npz", "latency.json", "metrics.json", "plan.json",
         "report.html", "verdicts.json",
     ]  # fmt: skip
     metrics = read_json(destination / "metrics.json")
-    assert metrics == found["metrics"]
+    assert metrics == report["metrics"]
     assert "Learnt betas" not in (destination / "report.html").read_text()
     han = metrics["variants"]["han"]
     values = [han["seeds"][str(seed)]["test"]["accuracy"] for seed in SEEDS]
     assert han["test"]["accuracy"]["mean"] == pytest.approx(np.mean(values)) and han["n"] == 6
     assert han["test"]["accuracy"]["low"] < np.mean(values) < han["test"]["accuracy"]["high"]
     assert han["still_improving_seeds"] == []
-    assert {seed: one["ended"] for seed, one in han["seeds"].items() if one["ended"] != "stopped early"} == {
+    assert {seed: run["ended"] for seed, run in han["seeds"].items() if run["ended"] != "stopped early"} == {
         "3": "schedule completed"
     }
-    validation = {seed: one["validation"]["accuracy"] for seed, one in han["seeds"].items()}
+    validation = {seed: run["validation"]["accuracy"] for seed, run in han["seeds"].items()}
     assert validation[str(han["best_seed"])] == max(validation.values())
     assert metrics["champions"]["corpus"]["variant"] == "han"
     assert metrics["champions"]["corpus"]["run_key"] == f"han-{han['best_seed']}"
@@ -154,9 +154,9 @@ def test_a_published_figure_is_compared_with_every_seed(tools, tmp_path, texts, 
     """Over seeds this is the one-sample sign-flip test; tests of the bootstrap have the variance of its items."""
     experiment, records = texts
     pair = {**experiment["comparisons"][0], "control": "reference 0.5", "reference": 0.5}
-    found = evaluate_experiment({**experiment, "comparisons": [pair]}, records, {}, tmp_path / "trial")
-    (verdict,) = found["verdicts"]
-    han = found["metrics"]["variants"]["han"]["seeds"]
+    report = evaluate_experiment({**experiment, "comparisons": [pair]}, records, {}, tmp_path / "trial")
+    (verdict,) = report["verdicts"]
+    han = report["metrics"]["variants"]["han"]["seeds"]
     values = np.array([han[str(seed)]["test"]["accuracy"] for seed in SEEDS])
     assert verdict["scores"] == {"treatment": pytest.approx(values.tolist()), "control": [0.5]}
     assert verdict["kind"] == "one figure" and verdict["reference"] == 0.5
@@ -174,9 +174,9 @@ def test_a_baseline_in_a_pair_is_compared_with_every_seed_with_its_one_figure(to
     experiment = experiment_of(experiment["variants"], [("han", "nb-svm", "accuracy")])
     repeated = {"corpus": np.arange(60) < 5}
     baselines = {"corpus": {"nb-svm": svm}}
-    found = evaluate_experiment(experiment, records, baselines, tmp_path / "trial", repeated=repeated)
-    (verdict,) = found["verdicts"]
-    han, flat = (found["metrics"]["variants"][name]["seeds"] for name in ("han", "flat"))
+    report = evaluate_experiment(experiment, records, baselines, tmp_path / "trial", repeated=repeated)
+    (verdict,) = report["verdicts"]
+    han, flat = (report["metrics"]["variants"][name]["seeds"] for name in ("han", "flat"))
     values, figure = [han[str(seed)]["test"]["accuracy"] for seed in SEEDS], svm.metrics["test"]["accuracy"]
     assert verdict["scores"] == {"treatment": pytest.approx(values), "control": [pytest.approx(figure)]}
     assert verdict["seeds"]["control"] == [] and verdict["verdict"] == "supported" and verdict["p"] == 2 / 64
@@ -185,9 +185,9 @@ def test_a_baseline_in_a_pair_is_compared_with_every_seed_with_its_one_figure(to
     labels = records[0].labels("test")
     by_hand = item_spread(goal("single-label").metrics[0], of_seeds, [svm.probabilities["test"]], labels)
     assert verdict["item_deviation"] == pytest.approx(by_hand.deviation, abs=1e-9)
-    assert verdict["interval"]["low"] == min(verdict[one]["low"] for one in ("over_seeds", "over_seeds_and_items"))
-    again = found["metrics"]["without_repeated"]["corpus"]
-    kept = [(one[5:].argmax(axis=1) == labels[5:]).mean() for one in of_seeds]
+    assert verdict["interval"]["low"] == min(verdict[name]["low"] for name in ("over_seeds", "over_seeds_and_items"))
+    again = report["metrics"]["without_repeated"]["corpus"]
+    kept = [(predictions[5:].argmax(axis=1) == labels[5:]).mean() for predictions in of_seeds]
     assert again["rows_left_out"] == 5 and again["variants"]["han"]["mean"] == pytest.approx(np.mean(kept))
     alone = (svm.probabilities["test"][5:].argmax(axis=1) == labels[5:]).mean()
     assert again["baselines"] == {"nb-svm": pytest.approx(alone)}
@@ -242,12 +242,12 @@ def test_a_second_read_of_the_test_split_is_marked_and_all_are_listed(tmp_path, 
     experiment, records = texts
     experiment = {**experiment, "data": {"corpus": {"version": "0123abcd"}}}
     ledger = tmp_path / "results" / "test-reads.jsonl"
-    found = {}
+    reports = {}
     for name, seeds in (("first", [0]), ("second", list(SEEDS))):
         with open_test_split("trial", name, {"corpus": "0123abcd"}, {"seeds": seeds}, path=ledger) as reads:
             pass
-        found[name] = evaluate_experiment(experiment, records, {}, tmp_path / name, reads=reads, plan=name)
-    first, second = (found[name]["verdicts"][0] for name in ("first", "second"))
+        reports[name] = evaluate_experiment(experiment, records, {}, tmp_path / name, reads=reads, plan=name)
+    first, second = (reports[name]["verdicts"][0] for name in ("first", "second"))
     assert (first["earlier_reads"], second["earlier_reads"]) == (0, 1) and "read before" not in first["sentence"]
     page = (tmp_path / "second" / "report.html").read_text()
     assert "read before with other settings: once; 1 of these reads was by this experiment" in page
@@ -299,42 +299,42 @@ def end_at_the_best_epoch(record, last_rate):
 def test_a_rate_that_is_high_when_a_run_ends_at_its_best_epoch_was_still_improving(tmp_path, texts):
     experiment, records = texts
     end_at_the_best_epoch(records[0], 1.0)
-    found = evaluate_experiment(experiment, opened_again(records), {}, tmp_path / "trial")["metrics"]["variants"]
-    assert found[records[0].variant]["still_improving_seeds"] == [records[0].seed]
+    variants = evaluate_experiment(experiment, opened_again(records), {}, tmp_path / "trial")["metrics"]["variants"]
+    assert variants[records[0].variant]["still_improving_seeds"] == [records[0].seed]
     assert "still improving at the end (1 of 6)" in (tmp_path / "trial" / "report.html").read_text()
     # A schedule that decays ends there by design.
     end_at_the_best_epoch(records[0], 0.01)
-    found = evaluate_experiment(experiment, opened_again(records), {}, tmp_path / "trial")["metrics"]["variants"]
-    assert found[records[0].variant]["still_improving_seeds"] == []
+    variants = evaluate_experiment(experiment, opened_again(records), {}, tmp_path / "trial")["metrics"]["variants"]
+    assert variants[records[0].variant]["still_improving_seeds"] == []
 
 
 def test_a_side_that_was_still_learning_or_at_its_grid_s_edge_is_named_beside_the_verdict(tmp_path, texts):
     experiment, records = texts
     (plain,) = evaluate_experiment(experiment, records, {}, tmp_path / "plain")["verdicts"]
     edge = {"flat": ["has the highest learning_rate that its tuning tried"]}
-    (found,) = evaluate_experiment(experiment, records, {}, tmp_path / "edge", untuned=edge)["verdicts"]
-    assert found["verdict"] == plain["verdict"] and found["sentence"].startswith(plain["sentence"])
-    assert "flat has the highest learning_rate" in found["sentence"]
+    (verdict,) = evaluate_experiment(experiment, records, {}, tmp_path / "edge", untuned=edge)["verdicts"]
+    assert verdict["verdict"] == plain["verdict"] and verdict["sentence"].startswith(plain["sentence"])
+    assert "flat has the highest learning_rate" in verdict["sentence"]
     assert "flat has the highest learning_rate" in (tmp_path / "edge" / "report.html").read_text()
     for record in records[:6:2]:
         end_at_the_best_epoch(record, 1.0)
     learning = opened_again(records)
-    (found,) = evaluate_experiment(experiment, learning, {}, tmp_path / "learning")["verdicts"]
-    assert f"{records[0].variant} was still learning when it ended (3 of 6 seeds)" in found["sentence"]
+    (verdict,) = evaluate_experiment(experiment, learning, {}, tmp_path / "learning")["verdicts"]
+    assert f"{records[0].variant} was still learning when it ended (3 of 6 seeds)" in verdict["sentence"]
 
 
 def test_an_experiment_may_withhold_the_verdict_of_what_is_not_tuned(tmp_path, texts):
     experiment, records = texts
     experiment = {**experiment, "withhold_untuned": True}
-    (found,) = evaluate_experiment(experiment, records, {}, tmp_path / "tuned")["verdicts"]
-    assert found["verdict"] == "supported"
+    (verdict,) = evaluate_experiment(experiment, records, {}, tmp_path / "tuned")["verdicts"]
+    assert verdict["verdict"] == "supported"
     edge = {"flat": ["has the highest learning_rate that its tuning tried"]}
-    (found,) = evaluate_experiment(experiment, records, {}, tmp_path / "edge", untuned=edge)["verdicts"]
-    assert found["verdict"] == "inconclusive" and found["flags"] == [f"flat {edge['flat'][0]}."]
+    (verdict,) = evaluate_experiment(experiment, records, {}, tmp_path / "edge", untuned=edge)["verdicts"]
+    assert verdict["verdict"] == "inconclusive" and verdict["flags"] == [f"flat {edge['flat'][0]}."]
     # Of a variant that no comparison judges nothing is withheld.
     other = {"other": edge["flat"]}
-    (found,) = evaluate_experiment(experiment, records, {}, tmp_path / "other", untuned=other)["verdicts"]
-    assert found["verdict"] == "supported"
+    (verdict,) = evaluate_experiment(experiment, records, {}, tmp_path / "other", untuned=other)["verdicts"]
+    assert verdict["verdict"] == "supported"
 
 
 def test_settings_that_differ_begin_with_the_name_of_the_file_that_they_select(tmp_path, texts):
@@ -345,8 +345,8 @@ def test_settings_that_differ_begin_with_the_name_of_the_file_that_they_select(t
     }
     for record in records:
         job = read_json(record.run_directory / "job.json")
-        mine = training if record.variant == "han" else {"augmentation": [], "optimizer": {"name": "adamw"}}
-        write_json(record.run_directory / "job.json", {**job, "training": mine})
+        own = training if record.variant == "han" else {"augmentation": [], "optimizer": {"name": "adamw"}}
+        write_json(record.run_directory / "job.json", {**job, "training": own})
     evaluate_experiment(experiment, opened_again(records), {}, tmp_path / "trial")
     page = (tmp_path / "trial" / "report.html").read_text()
     for name, han, flat in (
@@ -394,10 +394,12 @@ def test_tuning_never_reads_the_test_split(tmp_path, texts):
     for record in records:
         (record.evaluation_directory / "test.npy").unlink()
         metrics = record.evaluation_directory / "metrics.json"
-        metrics.write_text(json.dumps({name: one for name, one in read_json(metrics).items() if name != "test"}))
-    found = evaluate_experiment({**experiment, "evaluate_on": "validation"}, records, {}, tmp_path / "tune")
-    assert found["metrics"]["evaluated_on"] == "validation" and "test" not in found["metrics"]["variants"]["han"]
-    assert "tuned" not in found["metrics"]
+        metrics.write_text(
+            json.dumps({name: measured for name, measured in read_json(metrics).items() if name != "test"})
+        )
+    report = evaluate_experiment({**experiment, "evaluate_on": "validation"}, records, {}, tmp_path / "tune")
+    assert report["metrics"]["evaluated_on"] == "validation" and "test" not in report["metrics"]["variants"]["han"]
+    assert "tuned" not in report["metrics"]
     page = (tmp_path / "tune" / "report.html").read_text()
     assert "The test split was not read" in page and not (tmp_path / "tune" / "attention.html").exists()
     with pytest.raises(InputError, match="no metrics of the test split"):
@@ -408,10 +410,10 @@ def test_tuning_never_reads_the_test_split(tmp_path, texts):
 def test_a_grid_says_which_trial_of_each_variant_is_best_and_draws_that_one(tmp_path, texts):
     experiment, records = texts
     tuning = {**experiment, "trials": {"reader": ["flat", "han"]}, "comparisons": [], "evaluate_on": "validation"}
-    found = evaluate_experiment(tuning, records, {}, tmp_path / "tune")
-    (name, choice), means = found["metrics"]["tuned"].popitem(), found["metrics"]["variants"]
+    report = evaluate_experiment(tuning, records, {}, tmp_path / "tune")
+    (name, choice), means = report["metrics"]["tuned"].popitem(), report["metrics"]["variants"]
     assert (name, choice["chosen"]) == ("reader", "han")
-    assert choice["trials"] == {one: means[one]["validation"]["accuracy"]["mean"] for one in ("flat", "han")}
+    assert choice["trials"] == {trial: means[trial]["validation"]["accuracy"]["mean"] for trial in ("flat", "han")}
     assert "flat" in (tmp_path / "tune" / "curves.csv").read_text()
     page = (tmp_path / "tune" / "report.html").read_text()
     for kind in ("scores", "curves", "calibration", "confusion"):
@@ -424,14 +426,14 @@ def test_equal_seeds_are_shown_without_an_interval(tmp_path, texts):
     experiment, records = texts
     pair = [record for record in records if record.seed < 2]
     for record in pair[2:]:  # the second seed of each has the answers of the first
-        first = next(one for one in pair if one.variant == record.variant)
+        first = next(candidate for candidate in pair if candidate.variant == record.variant)
         for name in ("test.npy", "validation.npy", "metrics.json"):
             shutil.copy(first.evaluation_directory / name, record.evaluation_directory / name)
-    found = evaluate_experiment(experiment, opened_again(pair), {}, tmp_path / "trial")
+    report = evaluate_experiment(experiment, opened_again(pair), {}, tmp_path / "trial")
     console = Console(width=200, record=True)
-    console.print(terminal_table(found["metrics"], found["verdicts"]))
+    console.print(terminal_table(report["metrics"], report["verdicts"]))
     for shown in (console.export_text(), (tmp_path / "trial" / "report.html").read_text()):
-        mean = found["metrics"]["variants"]["han"]["test"]["accuracy"]["mean"]
+        mean = report["metrics"]["variants"]["han"]["test"]["accuracy"]["mean"]
         assert "no spread" in shown and "± 0.0000" not in shown and f"[{mean:.4f}, {mean:.4f}]" not in shown
 
 
@@ -441,8 +443,8 @@ def test_a_trial_at_an_end_of_its_grid_says_so(tools, tmp_path, texts, text_data
         assert at_an_end({"chosen": chosen, "trials": dict.fromkeys(names, 0.5)}) == ends
     assert at_an_end({"chosen": names[3], "trials": dict.fromkeys(names[:4], 0.5)}) == []  # of two values
     experiment, records = texts
-    found = evaluate_experiment(experiment, records, {}, tmp_path / "trial")
-    metrics = found["metrics"] | {"tuned": {"han": {"chosen": names[4], "trials": dict.fromkeys(names, 0.5)}}}
+    report = evaluate_experiment(experiment, records, {}, tmp_path / "trial")
+    metrics = report["metrics"] | {"tuned": {"han": {"chosen": names[4], "trials": dict.fromkeys(names, 0.5)}}}
     console = Console(width=200, record=True)
     console.print(terminal_table(metrics, []))
     assert "learning_rate=3e-05,cell=gru, 0.5000 (the lowest learning_rate tried)" in console.export_text()
@@ -485,21 +487,23 @@ def test_several_labels(tools, tmp_path):
         for name, skill in (("relu", 1.0), ("swish", 1.1))
     ]
     experiment = experiment_of(variants, [("swish", "relu", "macro_auroc")])
-    found = evaluate_experiment(experiment, records, {"xray": {"linear": baseline_of(tools, data)}}, tmp_path / "trial")
-    swish = found["metrics"]["variants"]["swish"]
+    report = evaluate_experiment(
+        experiment, records, {"xray": {"linear": baseline_of(tools, data)}}, tmp_path / "trial"
+    )
+    swish = report["metrics"]["variants"]["swish"]
     assert swish["score"] == "macro_auroc" and set(swish["test"]["auroc"]) == {"a", "b", "c"}
-    assert found["verdicts"][0]["resamples"] == 2_000 and "accuracy" not in swish["test"]
+    assert report["verdicts"][0]["resamples"] == 2_000 and "accuracy" not in swish["test"]
     with open(tmp_path / "trial" / "confusion.csv", newline="") as file:
         rows = [row for row in csv.DictReader(file) if row["variant"] == "swish" and row["label"] == "a"]
     truth = open_prepared(data).labels[44:, 0]
     assert sum(int(row["count"]) for row in rows if row["actual"] == "yes") == 6 * truth.sum()
     # At each seed's threshold of the label, not at 0.5.
-    found = sum(int(row["count"]) for row in rows if row["actual"] == row["predicted"] == "yes")
-    mine = [one for one in records if one.variant == "swish"]
-    thresholds = [one.metrics(["validation"])["validation"]["thresholds"]["by_class"]["a"] for one in mine]
-    scores = [one.probabilities("test")[:, 0] for one in mine]
+    in_table = sum(int(row["count"]) for row in rows if row["actual"] == row["predicted"] == "yes")
+    of_swish = [record for record in records if record.variant == "swish"]
+    thresholds = [record.metrics(["validation"])["validation"]["thresholds"]["by_class"]["a"] for record in of_swish]
+    scores = [record.probabilities("test")[:, 0] for record in of_swish]
     hits = [((own >= at) & (truth == 1)).sum() for own, at in zip(scores, thresholds, strict=True)]
-    assert found == sum(hits) != sum(((own >= 0.5) & (truth == 1)).sum() for own in scores)
+    assert in_table == sum(hits) != sum(((own >= 0.5) & (truth == 1)).sum() for own in scores)
     with pytest.raises(InputError, match="unknown name 'accuracy'"):
         evaluate_experiment(experiment_of(variants, [("swish", "relu", "accuracy")]), records, {}, tmp_path / "other")
 
@@ -511,9 +515,9 @@ def test_a_perfect_score_is_flagged(tools, tmp_path, image_data):
         for seed in SEEDS
         for name, skill in (("relu", 1.0), ("swish", 60.0))
     ]
-    found = evaluate_experiment(experiment_of(variants, [("swish", "relu", "accuracy")]), records, {}, tmp_path / "t")
-    assert found["metrics"]["variants"]["swish"]["suspiciously_perfect"]
-    assert found["verdicts"][0]["verdict"] == "inconclusive" and found["verdicts"][0]["flags"]
+    report = evaluate_experiment(experiment_of(variants, [("swish", "relu", "accuracy")]), records, {}, tmp_path / "t")
+    assert report["metrics"]["variants"]["swish"]["suspiciously_perfect"]
+    assert report["verdicts"][0]["verdict"] == "inconclusive" and report["verdicts"][0]["flags"]
     assert "suspiciously perfect" in (tmp_path / "t" / "report.html").read_text()
 
 
@@ -522,8 +526,8 @@ def test_a_baseline_that_is_better_on_validation_is_the_champion_and_the_report_
 ):
     experiment, records = texts
     best = {"corpus": {"tf-idf": baseline_of(tools, text_data, skill=8.0)}}
-    found = evaluate_experiment(experiment, records, best, tmp_path / "trial")["metrics"]
-    assert found["champions"]["corpus"]["variant"] == "han" and champion_of("corpus", found)[0] == "tf-idf"
+    metrics = evaluate_experiment(experiment, records, best, tmp_path / "trial")["metrics"]
+    assert metrics["champions"]["corpus"]["variant"] == "han" and champion_of("corpus", metrics)[0] == "tf-idf"
     page = (tmp_path / "trial" / "report.html").read_text()
     assert "A baseline has the best accuracy here: <strong>TF-IDF + logistic regression</strong>" in page
     row = re.search(r'<tr class="baseline">.*?</tr>', page, re.DOTALL)[0]
@@ -532,11 +536,11 @@ def test_a_baseline_that_is_better_on_validation_is_the_champion_and_the_report_
 
 def test_the_terminal_table(tools, tmp_path, texts, text_data):
     experiment, records = texts
-    found = evaluate_experiment(
+    report = evaluate_experiment(
         experiment, records, {"corpus": {"tf-idf": baseline_of(tools, text_data)}}, tmp_path / "trial"
     )
     console = Console(width=80, record=True, file=io.StringIO())
-    console.print(terminal_table(found["metrics"], found["verdicts"]))
+    console.print(terminal_table(report["metrics"], report["verdicts"]))
     text = " ".join(console.export_text().split())
     assert "…" not in text  # at 80 columns headings and figures are whole
     for expected in ("han ★", "tf-idf", "(baseline)", "supported", CLAIM, "corrected p of a difference 0.0022"):
@@ -548,11 +552,11 @@ def test_the_report_begins_with_the_claims_and_what_to_use(tools, tmp_path, text
     edge = {"flat": ["has the highest learning_rate that its tuning tried"], "none": ["is no variant"]}
     baselines = {"corpus": {"tf-idf": baseline_of(tools, text_data, skill=8.0)}}
     for place, there, used in (("networks", {}, "han"), ("baselines", baselines, "TF-IDF + logistic regression")):
-        found = evaluate_experiment(experiment, records, there, tmp_path / place, untuned=edge)
-        metrics, (verdict,) = found["metrics"], found["verdicts"]
+        report = evaluate_experiment(experiment, records, there, tmp_path / place, untuned=edge)
+        metrics, (verdict,) = report["metrics"], report["verdicts"]
         scores = metrics["baselines"]["corpus"]["tf-idf"] if there else metrics["variants"]["han"]
         score = {split: scores[split]["accuracy"] for split in ("validation", "test")}
-        score = {split: one if there else one["mean"] for split, one in score.items()}
+        score = {split: value if there else value["mean"] for split, value in score.items()}
         use = f"On corpus use {used}: accuracy {score['validation']:.4f} on validation, {score['test']:.4f} on test"
         times = read_json(tmp_path / place / "latency.json")
         assert use in recommendations(metrics, times)[0]
@@ -563,7 +567,7 @@ def test_the_report_begins_with_the_claims_and_what_to_use(tools, tmp_path, text
         shown = f"[{both['low']:+.4f}, {both['high']:+.4f}]".replace("-", MINUS)
         head = (tmp_path / place / "report.html").read_text().partition('<section id="evidence">')[0]
         console = Console(width=200, record=True, file=io.StringIO())
-        console.print(terminal_table(metrics, found["verdicts"], times, warnings))
+        console.print(terminal_table(metrics, report["verdicts"], times, warnings))
         printed = console.export_text().partition("corpus, test split")[0]
         for part in (shown, "supported", use, *warnings):
             assert part in head and part in printed, part
@@ -574,10 +578,10 @@ def test_a_tuning_warns_of_the_trials_that_it_chose(tmp_path, texts):
     experiment, records = texts
     tuning = {**experiment, "trials": {"reader": ["flat", "han"]}, "comparisons": [], "evaluate_on": "validation"}
     open_settings = {"flat": ["was not chosen"], "han": ["was chosen"]}
-    found = evaluate_experiment(tuning, records, {}, tmp_path / "tune", untuned=open_settings)
+    report = evaluate_experiment(tuning, records, {}, tmp_path / "tune", untuned=open_settings)
     assert read_json(tmp_path / "tune/verdicts.json")["warnings"] == ["han was chosen."]
     # A grid is to choose from: nothing of it is recommended.
-    assert recommendations(found["metrics"]) == []
+    assert recommendations(report["metrics"]) == []
     names = [f"han/learning_rate={rate}" for rate in (0.1, 0.2, 0.4)]
     tuned = {"han": {"chosen": names[-1], "trials": dict.fromkeys(names, 0.5)}}
     (line,) = warnings_of({"evaluated_on": "validation", "tuned": tuned}, {})

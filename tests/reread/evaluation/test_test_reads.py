@@ -93,4 +93,4 @@ def test_the_command_records_each_read_of_the_test_split(run, text_data, tmp_pat
     # Where there is a project, its ledger has it as well, and the date of the first read stays.
     (tmp_path / "results").mkdir()
     call("--test")
-    assert entries(here) == [entry] and [one["run"] for one in entries(there)] == [run.name]
+    assert entries(here) == [entry] and [read["run"] for read in entries(there)] == [run.name]
