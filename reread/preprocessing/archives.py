@@ -71,10 +71,10 @@ def read_matching(path: Path, names: re.Pattern[str]) -> Iterator[tuple[re.Match
             yield match, content
 
 
-def check_count(path: Path, what: str, found: int, expected: int) -> None:
+def check_count(path: Path, what: str, count: int, expected: int) -> None:
     """Raise InputError where an archive does not have as many rows as the published one."""
-    if found != expected:
-        raise InputError(f"{path} has {found} {what}, the published archive has {expected}: {DOWNLOAD_AGAIN}")
+    if count != expected:
+        raise InputError(f"{path} has {count} {what}, the published archive has {expected}: {DOWNLOAD_AGAIN}")
 
 
 def read_idx(path: Path) -> np.ndarray:

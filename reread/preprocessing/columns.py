@@ -90,11 +90,11 @@ def guess_columns(
     if not head:
         raise InputError(f"{where} has no rows")
     known = list(head[0])
-    without = [NO_COLUMN not in known and one == NO_COLUMN for one in (split, group, identity)]
+    without = [NO_COLUMN not in known and name == NO_COLUMN for name in (split, group, identity)]
     split, group, identity = (
-        None if none else one for one, none in zip((split, group, identity), without, strict=True)
+        None if none else name for name, none in zip((split, group, identity), without, strict=True)
     )
-    given = [one for one in (*content, *labels, split, group, identity) if one is not None]
+    given = [name for name in (*content, *labels, split, group, identity) if name is not None]
     refuse_unknown(given, known, f"the columns of {where}")
     for name in content:
         if name in labels:
@@ -130,8 +130,8 @@ def guess_columns(
         content = (text,)
     file = "file" in content
     of_split, of_group, of_id = without
-    if split is None and not of_split and (found := by_name("split")) and _has_splits(head, found):
-        split = taken(found)
+    if split is None and not of_split and (column := by_name("split")) and _has_splits(head, column):
+        split = taken(column)
     hints = [_numbered_folds(head, name) for name in free if split is None and _is_fold(name)]
     group_guessed = False
     if group is None and not of_group:
@@ -144,9 +144,9 @@ def guess_columns(
         group = taken(next((name for name in groups if name not in useless), None))
         group_guessed = group is not None
     if identity is None and not of_id:
-        found = by_name("id")
-        is_unique = found is not None and _distinct(head, found) == len(head)
-        identity = taken(found) if is_unique else "file" if file else None
+        column = by_name("id")
+        is_unique = column is not None and _distinct(head, column) == len(head)
+        identity = taken(column) if is_unique else "file" if file else None
     values = [str(row.get(content[0]) or "") for row in head]
     others = [value for value in values if Path(value).suffix.lower() not in IMAGES]
     images = not others
@@ -174,7 +174,7 @@ def _labels_by_values(head: Sequence[Row], names: Sequence[str]) -> tuple[str, .
     Empty where no column looks like a label.
     """
     for name in names:
-        members = [one for row in head for one in parse_list(row.get(name)) or () if isinstance(one, str)]
+        members = [member for row in head for member in parse_list(row.get(name)) or () if isinstance(member, str)]
         if members and len(set(members)) <= max(2, len(head) // 2):
             return (name,)
     few = [name for name in names if 1 < _distinct(head, name) <= max(2, len(head) // 10)]

@@ -98,22 +98,22 @@ def refuse_other_format(path: Path) -> None:
     """Raise InputError for a file that is an archive, a workbook or Parquet under the name of a text file."""
     with open(path, "rb") as file:
         start = file.read(4)
-    found = next((name for beginning, name in BEGINNINGS.items() if start.startswith(beginning)), None)
-    if found is None:
+    kind = next((name for beginning, name in BEGINNINGS.items() if start.startswith(beginning)), None)
+    if kind is None:
         return
-    mend = "unpack it and give the table in it"
-    if found == "a zip archive":
+    hint = "unpack it and give the table in it"
+    if kind == "a zip archive":
         try:
             with zipfile.ZipFile(path) as archive:
                 names = archive.namelist()
         except zipfile.BadZipFile:
             names = []
         if "[Content_Types].xml" in names:
-            found = "an Excel workbook"
+            kind = "an Excel workbook"
         elif names:
-            mend = f"unpack it and give the table in it, such as {names[0]}"
-    mend = {"an Excel workbook": "save its sheet as CSV", "a Parquet file": "name it .parquet"}.get(found, mend)
-    raise InputError(f"{path} is {found}, in spite of its name: {mend}")
+            hint = f"unpack it and give the table in it, such as {names[0]}"
+    hint = {"an Excel workbook": "save its sheet as CSV", "a Parquet file": "name it .parquet"}.get(kind, hint)
+    raise InputError(f"{path} is {kind}, in spite of its name: {hint}")
 
 
 def read_delimited(path: Path, file: IO[str], dialect: Dialect) -> Iterator[tuple[str, Row]]:
@@ -138,11 +138,11 @@ def read_delimited(path: Path, file: IO[str], dialect: Dialect) -> Iterator[tupl
         )
     for line, values in lines:
         if values and len(values) != len(header):
-            mend = "save a text with a tab or a line break as CSV" if literal else "quote its text"
+            hint = "save a text with a tab or a line break as CSV" if literal else "quote its text"
             other = "line 1" if dialect.header is False else "the header"
             raise InputError(
                 f"{path}, line {line} has {len(values)} columns and {other} "
-                f"{len(header)}: {mend}, or give the delimiter, read as {_shown(mark)}, by --delimiter"
+                f"{len(header)}: {hint}, or give the delimiter, read as {_shown(mark)}, by --delimiter"
             )
         if values:
             yield f"{path}, line {line}", dict(zip(header, values, strict=True))

@@ -97,10 +97,10 @@ def check(path: Path, archive: Archive, what_to_do: str) -> None:
     if not archive.checksum:
         return
     with open(path, "rb") as file:
-        found = hashlib.file_digest(file, archive.algorithm).hexdigest()
-    if found != archive.checksum:
+        digest = hashlib.file_digest(file, archive.algorithm).hexdigest()
+    if digest != archive.checksum:
         raise InputError(
-            f"{path} has {archive.algorithm} {found}, the published {archive.file_name} has {archive.checksum}: "
+            f"{path} has {archive.algorithm} {digest}, the published {archive.file_name} has {archive.checksum}: "
             f"{what_to_do}"
         )
 

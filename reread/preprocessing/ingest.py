@@ -168,8 +168,8 @@ def class_counts(data: RawDataSet) -> np.ndarray:
 def absent_classes(data: RawDataSet) -> list[str]:
     """Return a line per split in which some classes have no row, with their names."""
     counts, classes = class_counts(data), np.array(data.entry.classes)
-    absent = [(one, classes[counts[:, number] == 0]) for number, one in enumerate(SPLITS)]
-    return [f"no {one} row has the label {', '.join(names)}" for one, names in absent if len(names)]
+    absent = [(split, classes[counts[:, number] == 0]) for number, split in enumerate(SPLITS)]
+    return [f"no {split} row has the label {', '.join(names)}" for split, names in absent if len(names)]
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> list[str]:

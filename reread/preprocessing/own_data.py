@@ -55,7 +55,7 @@ LEFT_OUT_TWICE = "whose text is in a later split too"
 # As pandas reads them. The data card lists what was left out.
 MISSING = {"NaN", "nan", "NA", "<NA>", "N/A", "n/a", "#N/A", "NULL", "null", "None", "NaT"}
 # Written otherwise, or a word of its own: a class, and named.
-LIKE_MISSING = {one.casefold() for one in MISSING} | {"nil", "undefined", "missing", "unknown", "?", "-", "--", "."}
+LIKE_MISSING = {value.casefold() for value in MISSING} | {"nil", "undefined", "missing", "unknown", "?", "-", "--", "."}
 LEFT_OUT_MISSING = "whose label is a missing value (name a class otherwise than {})"
 
 
@@ -98,7 +98,7 @@ class Preview:
 
     def named(self, labels: tuple[Any, ...]) -> list[str]:
         """Return a row's labels by their names, or its number."""
-        return [f"{one:g}" if isinstance(one, float) else self.classes[one] for one in labels]
+        return [f"{label:g}" if isinstance(label, float) else self.classes[label] for label in labels]
 
     def to_json(self) -> dict[str, Any]:
         by_split = (dict(zip(SPLITS, row, strict=True)) for row in self.counts.tolist())
@@ -147,20 +147,20 @@ class Table:
         if columns.task == "regression":
             return [] if self.number_of(row, where) is None else [columns.labels[0]]
         if len(columns.labels) > 1:
-            found = []
+            labels = []
             for name in columns.labels:
                 cell = _plain(row.get(name)).lower()
                 if cell not in ("0", "1", "true", "false", ""):
                     raise InputError(f"{where}, column '{name}': {cell!r} is neither 0 nor 1")
                 if cell in ("1", "true"):
-                    found.append(name)
-            return found
+                    labels.append(name)
+            return labels
         value = row.get(columns.labels[0])
         if columns.task == "single-label":
             return [text] if (text := _plain(value)) else []
         if columns.separator == LIST:
             cells = [] if not isinstance(value, list) and not _plain(value) else parse_list(value)
-            if cells is None or any(isinstance(one, list | dict) for one in cells):
+            if cells is None or any(isinstance(cell, list | dict) for cell in cells):
                 raise InputError(f"{where}, column '{columns.labels[0]}': {value!r} is no list of labels")
             return list(dict.fromkeys(filter(None, map(_plain, cells))))
         texts = _plain(value).split(columns.separator) if columns.separator else [_plain(value)]
@@ -224,14 +224,14 @@ class Table:
     def group_of(self, row: Row, number: int, where: str) -> str | None:
         """Return the row's group; None where no rows have one. InputError where this one alone has none."""
         if self.given_groups:
-            column, found = self.split_file, self.given_groups.get(self.id_of(row, number), "")
+            column, group = self.split_file, self.given_groups.get(self.id_of(row, number), "")
         elif self.columns.group:
-            column, found = self.columns.group, _plain(row.get(self.columns.group))
+            column, group = self.columns.group, _plain(row.get(self.columns.group))
         else:
             return None
-        if not found:
+        if not group:
             raise InputError(f"{where}, '{column}': the group is empty; give every row one")
-        return found
+        return group
 
 
 def _plain(value: Any) -> str:
@@ -271,12 +271,12 @@ def open_table(path: Path, split: str | None = None, dialect: Dialect = AS_NAMED
             if of_group is not None:
                 groups[cells[0]] = _plain(of_group)
     given = {**columns, **({"group": NO_COLUMN} if groups else {})}
-    found = guess_columns(head, str(path), split=split, whole=whole, **given)
+    guessed = guess_columns(head, str(path), split=split, whole=whole, **given)
     if splits:
-        found = replace(found, split=None)
-        if found.id is None:
+        guessed = replace(guessed, split=None)
+        if guessed.id is None:
             raise InputError(f"{path} has no column of ids: give one by --id, by which the file of splits names rows")
-    return Table(path, found, file, splits, groups, dialect)
+    return Table(path, guessed, file, splits, groups, dialect)
 
 
 def refuse_row_as_header(head: list[Row], path: Path) -> None:
@@ -512,11 +512,11 @@ def _assign(scan: _Scan, rows: np.ndarray, shares: dict[str, float]) -> np.ndarr
     _, first, of_row, sizes = np.unique(groups, return_index=True, return_inverse=True, return_counts=True)
     of_group = np.zeros(len(first), np.uint8)
     for label in np.unique(labels[first]):
-        mine = np.flatnonzero(labels[first] == label)  # in the order of their digests
-        passed = np.cumsum(sizes[mine]) / sizes[mine].sum()
+        of_label = np.flatnonzero(labels[first] == label)  # in the order of their digests
+        passed = np.cumsum(sizes[of_label]) / sizes[of_label].sum()
         start = 0.0
         for name, share in shares.items():
-            of_group[mine[(passed > start) & (passed <= start + share + 1e-9)]] = SPLITS.index(name)
+            of_group[of_label[(passed > start) & (passed <= start + share + 1e-9)]] = SPLITS.index(name)
             start += share
     return of_group[of_row]
 
@@ -650,11 +650,11 @@ def _leaks(keys: bytearray, split: np.ndarray) -> dict[str, int]:
     values = np.frombuffer(keys, "V16")
     of_split = [np.unique(values[split == number]) for number in range(len(SPLITS))]
     return {
-        f"{SPLITS[one]}-{SPLITS[other]}": len(of_split[one])
-        + len(of_split[other])
-        - len(np.unique(np.concatenate((of_split[one], of_split[other]))))
-        for one in range(len(SPLITS))
-        for other in range(one + 1, len(SPLITS))
+        f"{SPLITS[first]}-{SPLITS[second]}": len(of_split[first])
+        + len(of_split[second])
+        - len(np.unique(np.concatenate((of_split[first], of_split[second]))))
+        for first in range(len(SPLITS))
+        for second in range(first + 1, len(SPLITS))
     }
 
 

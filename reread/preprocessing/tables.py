@@ -136,12 +136,12 @@ def skipped_files(path: Path) -> dict[str, list[str]]:
     within = {folder: _files(folder) for folder in classes}
     loose = [file for folder in above for file in sorted(folder.iterdir()) if not file.is_dir() and _shown(file)]
     dead = [file for file in [*loose, *chain(*within.values())] if file.is_symlink() and not file.exists()]
-    found = {
+    skipped = {
         "files outside of a class's folder": [file for file in loose if file not in dead],
         "links to nowhere": dead,
         "empty folders": [folder for folder, files in within.items() if not files],
     }
-    return {what: [str(one.relative_to(path)) for one in files] for what, files in found.items() if files}
+    return {what: [str(file.relative_to(path)) for file in files] for what, files in skipped.items() if files}
 
 
 def _shown(file: Path) -> bool:
@@ -149,7 +149,7 @@ def _shown(file: Path) -> bool:
 
 
 def _folders(path: Path) -> list[Path]:
-    return sorted(one for one in path.iterdir() if one.is_dir() and _shown(one))
+    return sorted(folder for folder in path.iterdir() if folder.is_dir() and _shown(folder))
 
 
 def _are_splits(tops: list[Path]) -> bool:
@@ -158,4 +158,4 @@ def _are_splits(tops: list[Path]) -> bool:
 
 def _files(folder: Path) -> list[Path]:
     """Return the files at any depth, and links to nowhere."""
-    return sorted(one for one in folder.rglob("*") if not one.is_dir() and _shown(one))
+    return sorted(file for file in folder.rglob("*") if not file.is_dir() and _shown(file))

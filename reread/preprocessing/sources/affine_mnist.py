@@ -66,8 +66,8 @@ def transformed(image: np.ndarray, generator: np.random.Generator) -> np.ndarray
     size = np.array(image.shape)
     large = size + 2 * ROOM
     offset = (size - 1) / 2 - inverse @ ((large - 1) / 2)
-    found = ndimage.affine_transform(image.astype(np.float32), inverse, offset, tuple(large), order=1)
-    pixels = np.rint(found).astype(np.uint8)
+    moved = ndimage.affine_transform(image.astype(np.float32), inverse, offset, tuple(large), order=1)
+    pixels = np.rint(moved).astype(np.uint8)
     corner = []
     for axis in (1, 0):
         ink = np.flatnonzero(pixels.any(axis=axis))

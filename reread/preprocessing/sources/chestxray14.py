@@ -89,7 +89,12 @@ def find(mirror: Path | None) -> list[Path]:
         raise InputError(
             f"{folder} has neither {SUBSETS[0]} nor images_001.tar.gz and {ENTRIES}: put the published files there"
         )
-    return [*archives, folder / ENTRIES, *beside, *(folder / one for one in LISTS.values() if (folder / one).is_file())]
+    return [
+        *archives,
+        folder / ENTRIES,
+        *beside,
+        *(folder / name for name in LISTS.values() if (folder / name).is_file()),
+    ]
 
 
 def rows(files: Sequence[Path], progress: Callable[[str], None] = lambda line: None) -> ImageRows:
@@ -149,11 +154,11 @@ def images_of(path: Path) -> Iterator[tuple[str, bytes]]:
 def read_table(path: Path, *columns: str) -> list[dict[str, str]]:
     """Return the rows of a CSV file; InputError where it has not all of ``columns`` or no row."""
     with open(path, encoding="utf-8-sig", newline="") as file:
-        found = list(csv.DictReader(file))
-    missing = [column for column in columns if not found or found[0].get(column) is None]
+        rows = list(csv.DictReader(file))
+    missing = [column for column in columns if not rows or rows[0].get(column) is None]
     if missing:
         raise InputError(f"{path} has no column '{missing[0]}': {DOWNLOAD_AGAIN}")
-    return found
+    return rows
 
 
 def read_entries(path: Path) -> dict[str, tuple[str, frozenset[str]]]:
@@ -192,21 +197,21 @@ def choose_splits(names: Sequence[str], patients: Sequence[str], lists: Mapping[
     if set(lists) != set(LISTS):
         splits = split_by_quota(Counter(patients), SHARES)
         return np.array([SPLITS.index(splits[patient]) for patient in patients], np.uint8)
-    found = []
+    numbers = []
     for name, patient in zip(names, patients, strict=True):
         if name in lists["test"]:
-            found.append(SPLITS.index("test"))
+            numbers.append(SPLITS.index("test"))
         elif name in lists["train"]:
-            found.append(int(held_out(patient.encode(), ONE_PATIENT_IN)))
+            numbers.append(int(held_out(patient.encode(), ONE_PATIENT_IN)))
         else:
             raise InputError(f"{name} is in none of {', '.join(LISTS.values())}: {DOWNLOAD_AGAIN}")
-    return np.array(found, np.uint8)
+    return np.array(numbers, np.uint8)
 
 
 def read_boxes(path: Path, names: Sequence[str]) -> np.ndarray:
     """Return the boxes of the images ``names``, float64 [B, 6]: row, class, left, top, width, height as shares."""
     places = {name: row for row, name in enumerate(names)}
-    found = []
+    boxes = []
     with open(path, encoding="utf-8-sig", newline="") as file:
         lines = csv.reader(file)
         next(lines, None)  # Its head has fewer names than columns.
@@ -220,5 +225,5 @@ def read_boxes(path: Path, names: Sequence[str]) -> np.ndarray:
                     raise InputError(f"{path}: the box of {line[0]} is no four numbers: {DOWNLOAD_AGAIN}") from None
                 corner[:2] = corner[:2].clip(0, 1)
                 corner[2:] = np.minimum(corner[2:], 1 - corner[:2])
-                found.append([places[line[0]], FINDINGS.index(BOX_FINDINGS[line[1]]), *corner])
-    return np.array(found, np.float64).reshape(-1, 6)
+                boxes.append([places[line[0]], FINDINGS.index(BOX_FINDINGS[line[1]]), *corner])
+    return np.array(boxes, np.float64).reshape(-1, 6)

@@ -70,9 +70,9 @@ def rows(progress: Callable[[str], None] = lambda line: None) -> TextRows:
         progress(f"reading docstrings {label + 1}/{len(PACKAGES)}: {package}")
         of_file: dict[str, list[tuple[str, str]]] = {}
         for name, path in source_files(package, folder):
-            found = list(file_documents(name, path))
-            kept = [(key, text) for key, text in found if seen.add(text)]
-            dropped["exact or near duplicate"] += len(found) - len(kept)
+            pairs = list(file_documents(name, path))
+            kept = [(key, text) for key, text in pairs if seen.add(text)]
+            dropped["exact or near duplicate"] += len(pairs) - len(kept)
             if kept:
                 of_file[name] = kept
             if sum(map(len, of_file.values())) >= DOCUMENTS_PER_CLASS:
