@@ -45,10 +45,10 @@ def read_digests(folder: Path) -> dict[str, str]:
     path = folder / DIGESTS
     try:
         written = read_object(path, "files")
-        whole = path.read_bytes() == json_text(written).encode() and isinstance(written["files"], dict)
+        intact = path.read_bytes() == json_text(written).encode() and isinstance(written["files"], dict)
     except ValueError:
         raise Damaged(f"{path} is missing or damaged") from None
-    if not whole:
+    if not intact:
         raise Damaged(f"{path} is damaged")
     for name in written["files"]:
         below(folder, name, f"{path} is damaged", links=True)
@@ -65,12 +65,12 @@ def refuse_damaged(path: Path, digest: str) -> None:
     """Raise Damaged where a file is missing or has another sha256 than ``digest``."""
     if not path.is_file():
         raise Damaged(f"{path} is missing")
-    found = current_sha256(path)
-    if found != digest:
-        raise Damaged(f"{path} is damaged: its sha256 is {found[:12]}…, and {digest[:12]}… was written")
+    current = current_sha256(path)
+    if current != digest:
+        raise Damaged(f"{path} is damaged: its sha256 is {current[:12]}…, and {digest[:12]}… was written")
 
 
-def compare(path: Path) -> None:
+def verify_digest(path: Path) -> None:
     """Raise Damaged where digests.json beside a file does not name its sha256; pass where there is no digests.json."""
     if (path.parent / DIGESTS).exists():
         digest = read_digests(path.parent).get(path.name)
@@ -79,12 +79,12 @@ def compare(path: Path) -> None:
         refuse_damaged(path, digest)
 
 
-def whole(path: Path, mend: str) -> Path:
-    """Return ``path``; InputError where it is damaged (``compare``), and how to ``mend`` it."""
+def whole(path: Path, hint: str) -> Path:
+    """Return ``path``; InputError where it is damaged (``verify_digest``); ``hint`` says how to mend it."""
     try:
-        compare(path)
+        verify_digest(path)
     except Damaged as error:
-        raise InputError(f"{error}: {mend}") from None
+        raise InputError(f"{error}: {hint}") from None
     return path
 
 

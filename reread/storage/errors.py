@@ -60,7 +60,8 @@ def printable(text: object, kept: str = "") -> str:
     A name or a document may have some that move a terminal's cursor or break the line.
     """
     return "".join(
-        one if one.isprintable() or one in kept else one.encode("unicode_escape").decode() for one in str(text)
+        character if character.isprintable() or character in kept else character.encode("unicode_escape").decode()
+        for character in str(text)
     )
 
 

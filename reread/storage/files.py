@@ -28,7 +28,7 @@ def sha256_file(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def below(folder: Path, name: str | Path, mend: str, links: bool = False) -> Path:
+def below(folder: Path, name: str | Path, hint: str, links: bool = False) -> Path:
     """Return ``folder / name``; InputError, with what to do, where an absolute path, ``..`` or a link leads outside.
 
     links: links may lead anywhere, of a file whose content is compared with a digest.
@@ -36,7 +36,7 @@ def below(folder: Path, name: str | Path, mend: str, links: bool = False) -> Pat
     path = Path(folder) / name
     true_path = os.path.abspath if links else os.path.realpath
     if "\0" in str(name) or not Path(true_path(path)).is_relative_to(true_path(folder)):
-        raise InputError(f"'{name}' lies outside of the folder {folder}: {mend}")
+        raise InputError(f"'{name}' lies outside of the folder {folder}: {hint}")
     return path
 
 
@@ -152,15 +152,15 @@ def published_directory(destination: Path, replace: bool = False) -> Iterator[Pa
         fsync_path(destination.parent)
 
 
-def exchange(one: Path, other: Path) -> None:
+def exchange(first: Path, second: Path) -> None:
     """Exchange the names of two folders: atomically on Linux, on other systems by three renames."""
     # Python has no binding for renameat2(2); glibc has one from 2.28 on.
     rename = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
-    if rename and rename(AT_FDCWD, os.fsencode(one), AT_FDCWD, os.fsencode(other), RENAME_EXCHANGE) == 0:
+    if rename and rename(AT_FDCWD, os.fsencode(first), AT_FDCWD, os.fsencode(second), RENAME_EXCHANGE) == 0:
         return
     if rename and ctypes.get_errno() not in (errno.EINVAL, errno.ENOSYS):
-        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()), str(other))
-    spare = Path(tempfile.mkdtemp(dir=other.parent, prefix=f".{other.name}."))
-    os.replace(other, spare)
-    os.replace(one, other)
-    os.replace(spare, one)
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()), str(second))
+    spare = Path(tempfile.mkdtemp(dir=second.parent, prefix=f".{second.name}."))
+    os.replace(second, spare)
+    os.replace(first, second)
+    os.replace(spare, first)

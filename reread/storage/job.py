@@ -67,13 +67,13 @@ class Job:
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Self:
         """Return the job that ``to_json`` made ``value`` of; entries that others added to it are left out."""
-        given = {one.name: value[one.name] for one in dataclasses.fields(cls) if one.name in value}
+        given = {entry.name: value[entry.name] for entry in dataclasses.fields(cls) if entry.name in value}
         return cls(**{**given, "prepared": Path(value["prepared"]), "run_directory": Path(value["run_directory"])})
 
     @classmethod
     def read(cls, run: RunFolder) -> Self:
         """Return the job of a run; InputError where job.json was written by hand and lacks an entry."""
-        for one in dataclasses.fields(cls):
-            if one.default is one.default_factory is dataclasses.MISSING and one.name not in run.job:
-                raise InputError(f"{run.directory / JOB} has no '{one.name}': restore it or remove it and run again")
+        for entry in dataclasses.fields(cls):
+            if entry.default is entry.default_factory is dataclasses.MISSING and entry.name not in run.job:
+                raise InputError(f"{run.directory / JOB} has no '{entry.name}': restore it or remove it and run again")
         return cls.from_json(run.job)

@@ -106,11 +106,11 @@ def numeric_source(modules: Iterable[str], root: Path = ROOT, without: Iterable[
     """
     if root != ROOT:
         return _Reach(root, tuple(without)).of(modules)
-    found = _imported_source(tuple(modules), tuple(without))
-    changed = edited(found.paths)
-    if changed and _Reach(root, tuple(without), _on_disk).of(modules).digest != found.digest:
+    source = _imported_source(tuple(modules), tuple(without))
+    changed = edited(source.paths)
+    if changed and _Reach(root, tuple(without), _on_disk).of(modules).digest != source.digest:
         refuse_edited(changed)
-    return found
+    return source
 
 
 @functools.lru_cache(maxsize=1024)
@@ -218,7 +218,7 @@ class _Reach:
         folders = {file.parent for file, _ in lines if self._is_operation(file)}
         sources = {folder.name: _kernel_files(folder, self.read) for folder in sorted(folders)}
         flags = constant(self.root / KERNELS / "build.py", "FLAGS") if sources else ()
-        kernels = {name: _digest([flags, found]) for name, (found, _) in sources.items() if found}
+        kernels = {name: _digest([flags, contents]) for name, (contents, _) in sources.items() if contents}
         paths = {file for file, _ in lines} | {path for _, paths in sources.values() for path in paths}
         return Numeric(digest, digests, kernels, frozenset(paths))
 
@@ -320,9 +320,9 @@ def _bound_names(statement: ast.stmt) -> list[str]:
     if isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
         return [statement.name]
     if isinstance(statement, ast.Assign):
-        targets = [one for target in statement.targets for one in getattr(target, "elts", [target])]
-        if all(isinstance(one, ast.Name) for one in targets):
-            return [one.id for one in targets]
+        targets = [element for target in statement.targets for element in getattr(target, "elts", [target])]
+        if all(isinstance(target, ast.Name) for target in targets):
+            return [target.id for target in targets]
     return []
 
 
@@ -365,7 +365,7 @@ class _Normalise(ast.NodeTransformer):
 
     def visit_ClassDef(self, node: ast.ClassDef) -> ast.AST:
         if node.name == "Settings":
-            node.body = [one for one in node.body if not isinstance(one, ast.AnnAssign)]
+            node.body = [statement for statement in node.body if not isinstance(statement, ast.AnnAssign)]
         return self.generic_visit(node)
 
     def visit_AnnAssign(self, node: ast.AnnAssign) -> ast.AST | None:
@@ -375,7 +375,7 @@ class _Normalise(ast.NodeTransformer):
 
     def visit_Call(self, node: ast.Call) -> ast.AST:
         if isinstance(node.func, ast.Name) and node.func.id == "Kind":
-            node.keywords = [one for one in node.keywords if one.arg in OF_A_KIND]
+            node.keywords = [keyword for keyword in node.keywords if keyword.arg in OF_A_KIND]
         return self.generic_visit(node)
 
     def visit_Raise(self, node: ast.Raise) -> ast.AST:
@@ -414,16 +414,16 @@ def _digest(value: Any) -> str:
 def _kernel_files(folder: Path, read: Any) -> tuple[dict[str, str], list[Path]]:
     """Return the digests of a folder's CUDA files and of what they include, comments left out, and their paths."""
     waiting = sorted(path for path in folder.glob("*.cu*"))
-    found: dict[Path, str] = {}
+    digests: dict[Path, str] = {}
     while waiting:
         path = waiting.pop()
-        if path not in found:
+        if path not in digests:
             text = read(path).decode()
             code = COMMENT.sub(lambda match: match[1] or " ", text)
             lines = (" ".join(line.split()) for line in code.splitlines())
-            found[path] = sha256_bytes("\n".join(filter(None, lines)).encode())
+            digests[path] = sha256_bytes("\n".join(filter(None, lines)).encode())
             waiting += [(path.parent / name).resolve() for name in INCLUDE.findall(text)]
-    return {path.relative_to(folder.parent).as_posix(): digest for path, digest in found.items()}, list(found)
+    return {path.relative_to(folder.parent).as_posix(): digest for path, digest in digests.items()}, list(digests)
 
 
 def _is_foreign(top: str) -> bool:

@@ -22,7 +22,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from reread.storage.digests import DIGESTS, compare, refuse_damaged, whole
+from reread.storage.digests import DIGESTS, refuse_damaged, verify_digest, whole
 from reread.storage.errors import InputError
 from reread.storage.files import (
     canonical_json,
@@ -99,7 +99,7 @@ class RunFolder:
     def result(self) -> dict[str, Any]:
         """result.json, {} where the run has not finished; InputError where it is damaged."""
         if self.finished:
-            whole(self.directory / RESULT, self._mend)
+            whole(self.directory / RESULT, self._hint)
         return self._read(RESULT)
 
     @cached_property
@@ -128,7 +128,7 @@ class RunFolder:
         """
         try:
             for name in (RESULT, HISTORY):
-                compare(self.directory / name)
+                verify_digest(self.directory / name)
             result = read_object(self.directory / RESULT)
             if self.weights.is_file() and "weights_sha256" in result:
                 refuse_damaged(self.weights, result["weights_sha256"])
@@ -139,15 +139,15 @@ class RunFolder:
     def refuse_damage(self) -> None:
         """Raise InputError where a file of a finished run is damaged."""
         if self.finished and (damage := self.damage()):
-            raise InputError(f"{damage}; {self._mend}")
+            raise InputError(f"{damage}; {self._hint}")
 
     @property
-    def _mend(self) -> str:
+    def _hint(self) -> str:
         return f"train it again (`python -m reread.training {self.directory / JOB}`): its last checkpoint restores it"
 
     def history(self) -> list[dict[str, float]]:
         """Return the rows of history.csv, one per epoch; InputError where it is missing or not readable."""
-        path = whole(self.directory / HISTORY, self._mend)
+        path = whole(self.directory / HISTORY, self._hint)
         try:
             with open(path, encoding="utf-8", newline="") as file:
                 return [{name: float(value) for name, value in row.items()} for row in csv.DictReader(file)]

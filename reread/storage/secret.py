@@ -31,10 +31,10 @@ def project_secret() -> str:
         if not SECRET.exists():
             write_text(SECRET, f"{VARIABLE}={USER}:{draw()}\n", PRIVATE)
     refuse_readable(SECRET)
-    found = re.search(rf"^{VARIABLE}={USER}:([\w-]{{32,}})$", SECRET.read_text(encoding="utf-8"), re.MULTILINE)
-    if not found:
+    match = re.search(rf"^{VARIABLE}={USER}:([\w-]{{32,}})$", SECRET.read_text(encoding="utf-8"), re.MULTILINE)
+    if not match:
         raise InputError(f"{SECRET} has no {VARIABLE}: remove it, and the next server draws another")
-    return found.group(1)
+    return match.group(1)
 
 
 def project_auth() -> str:

@@ -77,15 +77,15 @@ def content(path: Path) -> bytes:
 
 def edited(paths: Iterable[Path]) -> list[Path]:
     """Return the files of this project, and of outside packages, whose ``content`` is no longer on the disk."""
-    found = []
+    differing = []
     for path in paths:
         try:
             before, text = _AT_START[path]
             if changed(path) != before and path.read_bytes() != text:
-                found.append(path)
+                differing.append(path)
         except FileNotFoundError:
-            found.append(path)
-    return found
+            differing.append(path)
+    return differing
 
 
 def parse(path: Path) -> ast.Module:
@@ -125,7 +125,9 @@ def defined_names(path: Path) -> frozenset[str]:
 def constant(path: Path, name: str) -> Any:
     """Return the literal that a source file assigns to ``name`` at its top level; the file is not imported."""
     for node in parse(path).body:
-        if isinstance(node, ast.Assign) and any(isinstance(one, ast.Name) and one.id == name for one in node.targets):
+        if isinstance(node, ast.Assign) and any(
+            isinstance(target, ast.Name) and target.id == name for target in node.targets
+        ):
             return ast.literal_eval(node.value)
     raise ValueError(f"{path} assigns no {name}")
 
@@ -136,10 +138,10 @@ def outside_packages(modules: Iterable[str], root: Path = ROOT) -> dict[str, Pat
     What this process reads of them stays as it is (``content``).
     """
     tops = {name.split(".")[0] for name in modules}
-    found = {top: place for top in tops if not in_project(top, root) and (place := _installed(top))}
+    places = {top: place for top in tops if not in_project(top, root) and (place := _installed(top))}
     if root == ROOT:
-        _HELD.update(found.values())
-    return found
+        _HELD.update(places.values())
+    return places
 
 
 def in_project(top: str, root: Path = ROOT) -> bool:
@@ -184,18 +186,18 @@ def imported_names(tree: ast.AST, path: Path, root: Path = ROOT) -> dict[str, se
     ``import a.b`` binds a to ``a`` and, for the sake of its import, a.b to ``a.b``; ``from .a import b as c`` in the
     package p binds c to ``p.a.b``.
     """
-    found = defaultdict(set)
+    names = defaultdict(set)
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             for alias in node.names:
-                found[alias.asname or alias.name].add(alias.name)
+                names[alias.asname or alias.name].add(alias.name)
                 if not alias.asname:
-                    found[alias.name.split(".")[0]].add(alias.name.split(".")[0])
+                    names[alias.name.split(".")[0]].add(alias.name.split(".")[0])
         elif isinstance(node, ast.ImportFrom):
             module = f"{_package(path, node.level, root)}{node.module or ''}".rstrip(".")
             for alias in node.names:
-                found[alias.asname or alias.name].add(f"{module}.{alias.name}")
-    return dict(found)
+                names[alias.asname or alias.name].add(f"{module}.{alias.name}")
+    return dict(names)
 
 
 def _package(path: Path, level: int, root: Path) -> str:
@@ -207,8 +209,8 @@ def _package(path: Path, level: int, root: Path) -> str:
 
 @functools.lru_cache(maxsize=1024)
 def _imports(path: Path, root: Path, _changed: tuple[int, int] | None) -> frozenset[str]:
-    found = imported_names(parsed(content(path), path), path, root).values()
-    parts = [address.split(".") for addresses in found for address in addresses]
+    imported = imported_names(parsed(content(path), path), path, root).values()
+    parts = [address.split(".") for addresses in imported for address in addresses]
     return frozenset(".".join(names[:end]) for names in parts for end in range(1, len(names) + 1))
 
 
