@@ -24,7 +24,7 @@ class Subcommands(TyperGroup):
         if not resolved or not name:
             return name, None, rest
         name, rest = file_of(name, rest)
-        return spoken(name), load(name), rest
+        return display_name(name), load(name), rest
 
 
 def file_of(name: str, rest: list[str]) -> tuple[str, list[str]]:
@@ -33,7 +33,7 @@ def file_of(name: str, rest: list[str]) -> tuple[str, list[str]]:
     return (two, rest[1:]) if two in REGISTRY.available() else (name, rest)
 
 
-def spoken(name: str) -> str:
+def display_name(name: str) -> str:
     """Return a subcommand as it is typed: of the file data_add.py, ``data add``."""
     return name.replace("_", " ")
 
@@ -45,7 +45,7 @@ def load(name: str) -> Any:
     # \b keeps the lines of a paragraph as they are.
     text = (module.__doc__ or "").strip().replace("\n\n", "\n\n\b\n")
     settings = getattr(module, "CONTEXT", {})
-    app.command(spoken(name), help=text, context_settings={"help_option_names": ["-h", "--help"], **settings})(
+    app.command(display_name(name), help=text, context_settings={"help_option_names": ["-h", "--help"], **settings})(
         module.command
     )
     return typer.main.get_command(app)
@@ -67,7 +67,7 @@ def make_app() -> typer.Typer:
     )
     app.callback()(lambda: None)
     for name in REGISTRY.available():
-        app.command(spoken(name), help=summary(name))(lambda: None)
+        app.command(display_name(name), help=summary(name))(lambda: None)
     return app
 
 

@@ -14,11 +14,11 @@ from reread.preprocessing.manifest import MANIFEST_PATH, Manifest
 from reread.storage.files import read_json, read_object
 from reread.storage.prepared import DESCRIPTION
 from reread.storage.run_folder import METRICS
-from reread.verdicts.power import Reach, reachable
+from reread.verdicts.power import PowerAnalysis, reachable
 from reread.verdicts.rule import named
 
 
-def plan_reach(plan: Plan, root: Path = Path()) -> list[Reach]:
+def plan_reach(plan: Plan, root: Path = Path()) -> list[PowerAnalysis]:
     """Return what each comparison of a plan can decide, by its seeds, rows, margin, and the spread that tuning saw.
 
     The spread between seeds is ``tuning.spread``, or else that of the tuning's results, or else that of the results of
@@ -50,7 +50,7 @@ def plan_reach(plan: Plan, root: Path = Path()) -> list[Reach]:
     )
 
 
-def reach_lines(reaches: list[Reach]) -> list[str]:
+def reach_lines(reaches: list[PowerAnalysis]) -> list[str]:
     """Return what is printed of the comparisons: sentences and warnings, once where several have the same."""
     names: dict[tuple[str, str], list[str]] = {}
     for reach in reaches:

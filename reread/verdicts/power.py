@@ -65,7 +65,7 @@ Range = tuple[float, float]
 
 
 @dataclass(frozen=True)
-class Reach:
+class PowerAnalysis:
     """The verdicts that a design can reach.
 
     supported, refuted, equivalent: whether the verdict has at least even odds where the truth favours it most (a
@@ -96,7 +96,7 @@ def reachable(
     evidence: Sequence[Mapping[str, Any]] = (),
     spread: float | None = None,
     folds: int | None = None,
-) -> list[Reach]:
+) -> list[PowerAnalysis]:
     """Return what each comparison of an experiment can decide.
 
     comparisons: reread.verdicts.rule.Comparison. alpha: that of one look. items: rows of the evaluated split by the
@@ -248,7 +248,7 @@ def simulated(design: Design, spread: float, level: float) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Power:
-    """What a design decides at one spread; the fields of Reach, and the difference that is supported with even odds."""
+    """The fields of PowerAnalysis at one spread, and the difference that is supported with even odds."""
 
     smallest_detectable: float
     smallest_supported: float
@@ -283,7 +283,7 @@ def spreads(design: Design) -> list[float]:
     return [spread, low, high]
 
 
-def reach(design: Design) -> Reach:
+def reach(design: Design) -> PowerAnalysis:
     """Return what one design can decide."""
     two_sided = least_seeds(design.alpha, design.comparisons, one_figure=design.one_figure)
     one_sided = least_seeds(design.alpha, design.comparisons, sides=1, one_figure=design.one_figure)
@@ -306,7 +306,7 @@ def reach(design: Design) -> Reach:
         fits = design.room is None or design.room >= design.margin
         if not fits:
             warnings.append(no_room(design, design.margin))
-        return Reach(
+        return PowerAnalysis(
             design.name, enough and fits, enough, enough_for_equivalence, None, None, None, None, sentences, warnings
         )
     powers = [power(design, spread) for spread in spreads(design)]
@@ -341,7 +341,7 @@ def reach(design: Design) -> Reach:
             f"{design.name}: equivalence within ±{design.margin:g} is found with a power of "
             f"{shares(of_equivalence)} only: {remedy}, or a wider margin."
         )
-    return Reach(
+    return PowerAnalysis(
         design.name, enough and fits, enough, first.power_of_equivalence >= EVEN_ODDS,
         detectable if enough else None, supported if enough else None, at_margin, of_equivalence, sentences, warnings,
     )  # fmt: skip

@@ -29,9 +29,9 @@ class Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         url = urlsplit(self.path)
-        found = self.objects.get(unquote(url.path))
-        if found is not None:
-            self.answer(200, found)
+        content = self.objects.get(unquote(url.path))
+        if content is not None:
+            self.answer(200, content)
         elif "list-type=2" in url.query:
             bucket = f"{unquote(url.path).rstrip('/')}/"
             prefix = bucket + parse_qs(url.query).get("prefix", [""])[0]

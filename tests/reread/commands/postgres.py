@@ -17,8 +17,8 @@ from tests.servers import free_port
 
 def programs() -> Path | None:
     """The folder of PostgreSQL's programs, None where it is not installed or cannot be started by this user."""
-    found = shutil.which("initdb")
-    folders = [Path(found).resolve().parent] if found else sorted(Path("/usr/lib/postgresql").glob("*/bin"))
+    initdb = shutil.which("initdb")
+    folders = [Path(initdb).resolve().parent] if initdb else sorted(Path("/usr/lib/postgresql").glob("*/bin"))
     usable = folders and shutil.which("psql") and shutil.which("pg_dump") and (os.geteuid() or _other_user())
     return folders[-1] if usable else None
 

@@ -65,7 +65,7 @@ def mlflow_pictures(driver: webdriver.Chrome, server: str, experiment: str, fold
     tracking = open_tracking()
     number, variants = tracking.experiment(experiment), list(tracking.parents(experiment))
     page = experiment_page(server, number, VARIANTS)
-    open_page(driver, page, lambda text: all(one in text for one in variants) and "verdict" in text)
+    open_page(driver, page, lambda text: all(variant in text for variant in variants) and "verdict" in text)
     take(driver, folder / "mlflow-variants.png", 800)
     page = experiment_page(server, number, CHARTS, charts=True)
     open_page(driver, page, lambda text: "validation_loss" in text and f"Group: {variants[0]}" in text)
@@ -81,7 +81,7 @@ def mlflow_pictures(driver: webdriver.Chrome, server: str, experiment: str, fold
 def prefect_pictures(driver: webdriver.Chrome, server: str, experiment: str, folder: Path) -> None:
     """The last run of the pipeline with its log, and its table of variants."""
     with client_settings(client_of(urlsplit(server).port)), get_client(sync_client=True) as client:
-        found = client.read_flow_runs(
+        flow_runs = client.read_flow_runs(
             flow_filter=FlowFilter(name={"any_": ["pipeline"]}),
             flow_run_filter=FlowRunFilter(name={"any_": [experiment]}, state={"type": {"any_": ["COMPLETED"]}}),
             sort=FlowRunSort.START_TIME_DESC,
@@ -89,9 +89,9 @@ def prefect_pictures(driver: webdriver.Chrome, server: str, experiment: str, fol
         )
         key = ArtifactFilterKey(any_=[artifact_key(experiment, "variants")])
         tables = client.read_artifacts(artifact_filter=ArtifactFilter(key=key), sort=ArtifactSort.CREATED_DESC, limit=1)
-    if not found:
+    if not flow_runs:
         raise InputError(f"Prefect has no finished run of '{experiment}': `reread run --experiment {experiment}`")
-    page = f"{server}/runs/flow-run/{found[0].id}"
+    page = f"{server}/runs/flow-run/{flow_runs[0].id}"
     open_page(driver, page, lambda text: "Beginning flow run" in text and "Completed" in text)
     take(driver, folder / "prefect-run.png", 1100)
     open_page(driver, f"{server}/artifacts/artifact/{tables[0].id}", lambda text: "parameters" in text)

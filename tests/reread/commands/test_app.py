@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from reread.commands.app import REGISTRY, spoken
+from reread.commands.app import REGISTRY, display_name
 from reread.storage.source import ROOT
 from tests.rooms import copy_rooms
 
@@ -42,7 +42,7 @@ def test_each_file_is_a_subcommand_with_help_and_an_example(reread):
     listed = reread("--help")
     assert "..." not in listed.split("Commands:")[1]  # no first line of help is cut off
     for name in REGISTRY.available():
-        words = spoken(name)
+        words = display_name(name)
         assert f"\n  {words} " in listed
         assert f"reread {words}" in reread(*words.split(), "--help").split("Options:")[0].split("[OPTIONS]")[1]
 

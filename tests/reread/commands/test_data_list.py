@@ -28,19 +28,19 @@ def test_each_data_set_has_a_row_and_whether_its_files_are_present(here):
         file.write("\n")
     listed = json.loads(here("data", "list", "--json"))
     entries = Manifest.load().datasets
-    assert [one["name"] for one in listed] == sorted(entries)
-    files = {one["name"]: (one["made_of"], one["files"]) for one in listed}
+    assert [data_set["name"] for data_set in listed] == sorted(entries)
+    files = {data_set["name"]: (data_set["made_of"], data_set["files"]) for data_set in listed}
     assert files == dict.fromkeys(entries, ("a source", "missing")) | {
         "mine": ("own data", "present"),
         "cut": ("own data", "changed"),
     }
-    for one in listed:
-        about = entries[one["name"]]
-        assert (one["kind"], one["task"], one["version"]) == (about.kind, about.task, about.version)
-        assert (one["splits"], tuple(one["classes"])) == (about.splits, about.classes)
+    for data_set in listed:
+        about = entries[data_set["name"]]
+        assert (data_set["kind"], data_set["task"], data_set["version"]) == (about.kind, about.task, about.version)
+        assert (data_set["splits"], tuple(data_set["classes"])) == (about.splits, about.classes)
     lines = [re.split(r" {2,}", line.strip()) for line in here("data", "list").splitlines()]
-    mine = entries["mine"]
-    row = ["mine", "text", "single-label", *(str(mine.splits[split]) for split in SPLITS), "2", mine.version[:12]]
+    entry = entries["mine"]
+    row = ["mine", "text", "single-label", *(str(entry.splits[split]) for split in SPLITS), "2", entry.version[:12]]
     assert [*row, "own data", "present"] in lines and len(lines) == 1 + len(entries)
 
 

@@ -112,7 +112,8 @@ def test_nothing_is_half_removed(here, fault):
     if done.returncode == 2:
         assert kept() == before and open_data_set("mine").entry.rows == 60
         return
-    assert {one["name"]: one["files"] for one in json.loads(here("data", "list", "--json"))}["mine"] == "missing"
+    listed = json.loads(here("data", "list", "--json"))
+    assert {data_set["name"]: data_set["files"] for data_set in listed}["mine"] == "missing"
     here("data", "remove", "mine", "--yes")
     assert "mine" not in Manifest.load().datasets and not list(Path("data").iterdir())
 

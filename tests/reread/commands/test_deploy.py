@@ -73,7 +73,7 @@ def test_the_commands_of_the_containers_exist_and_the_image_has_what_they_import
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     files = [Path(file).relative_to(ROOT) for file in done.stdout.split()]
-    assert files and all({str(one) for one in (file, *file.parents)} & copied for file in files)
+    assert files and all({str(path) for path in (file, *file.parents)} & copied for file in files)
 
 
 def setting(unit: Path, name: str) -> str:

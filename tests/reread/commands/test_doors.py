@@ -97,8 +97,8 @@ def names(pages: tuple) -> set[str]:
     auth = auth_of(project.directory)
     flows = call(f"{prefect}/api/flows/filter", {}, auth)
     experiments = call(f"{mlflow}/api/2.0/mlflow/experiments/search", {"max_results": 100}, auth)
-    return {f"flow {one['name']}" for one in flows} | {
-        f"experiment {one['name']}" for one in experiments.get("experiments", [])
+    return {f"flow {flow['name']}" for flow in flows} | {
+        f"experiment {experiment['name']}" for experiment in experiments.get("experiments", [])
     }
 
 
@@ -120,18 +120,18 @@ def test_a_page_of_another_origin_gets_nothing_and_starts_nothing(pages):
         for origin in (f"http://{elsewhere}", f"http://{elsewhere.replace('127.0.0.1', 'localhost')}", "file:///etc"):
             driver.get(origin)
             for known in ("", auth):
-                found = driver.execute_async_script(TRIES, prefect, mlflow, known)
-                assert set(found.values()) == {"rejected"}, (origin, found)
+                outcomes = driver.execute_async_script(TRIES, prefect, mlflow, known)
+                assert set(outcomes.values()) == {"rejected"}, (origin, outcomes)
         assert names(pages) == before
         # The same from the servers' own pages is answered: it is the origin that was refused.
         driver.get(f"{prefect}/")
-        found = driver.execute_async_script(TRIES, prefect, mlflow, auth)
-        mine = {"read Prefect", "write to Prefect", "a socket of Prefect"}
-        assert {found[name] for name in mine} == {"fulfilled"}, found
+        outcomes = driver.execute_async_script(TRIES, prefect, mlflow, auth)
+        own = {"read Prefect", "write to Prefect", "a socket of Prefect"}
+        assert {outcomes[name] for name in own} == {"fulfilled"}, outcomes
         driver.get("about:blank")
         driver.get(f"{mlflow}/")
-        found = driver.execute_async_script(TRIES, prefect, mlflow, auth)
-        assert {found[name] for name in ("read MLflow", "write to MLflow")} == {"fulfilled"}, found
+        outcomes = driver.execute_async_script(TRIES, prefect, mlflow, auth)
+        assert {outcomes[name] for name in ("read MLflow", "write to MLflow")} == {"fulfilled"}, outcomes
     assert names(pages) - before >= {"flow of a page", "experiment of a page"}
 
 

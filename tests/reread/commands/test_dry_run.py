@@ -42,9 +42,9 @@ def test_runs_are_known_once_their_arrays_are_prepared(reread, folder):
 def test_what_can_be_reached_is_printed(reread, folder):
     printed = reread(*ARGUMENTS, "--seed", "0")
     assert "warning: hierarchy, swish: 1 seed and 2 comparisons" in printed
-    found = json.loads(reread(*ARGUMENTS, "--json"))
-    assert [one["supported"] for one in found["reach"]] == [False, False]
-    assert found["plan"]["name"] == "tiny" and found["plan"]["key"]
+    answer = json.loads(reread(*ARGUMENTS, "--json"))
+    assert [reach["supported"] for reach in answer["reach"]] == [False, False]
+    assert answer["plan"]["name"] == "tiny" and answer["plan"]["key"]
 
 
 def test_data_that_is_not_ingested_leaves_the_reach_unknown(reread, folder):

@@ -47,7 +47,7 @@ def test_every_published_claim_becomes_a_verdict_that_can_be_verified_alone(rere
         path = tmp_path / "site" / place / "verdict.json"
         assert "all values agree" in reread("verify", str(path))
         content = json.loads(path.read_text())
-        assert [len(one["sha256"]) for one in content["inputs"]] == [64] * (2 if "han" in place else 1)
+        assert [len(source["sha256"]) for source in content["inputs"]] == [64] * (2 if "han" in place else 1)
         content["claims"][0]["mean"] += 0.001
         path.write_text(json.dumps(content))
         assert "mean is published as" in reread("verify", str(path), code=1)

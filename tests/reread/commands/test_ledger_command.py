@@ -32,7 +32,7 @@ def test_entries_are_listed_all_or_those_of_a_data_set(project):
     lines = ledger(project).splitlines()
     assert len(lines) == 3 and "imdb 12345678" in lines[1] and "speed record 94" in lines[2]
     assert "speed record" not in ledger(project, "--data", "imdb")
-    assert [one["plan"] for one in json.loads(ledger(project, "--json"))] == ["aaaa", "bbbb"]
+    assert [entry["plan"] for entry in json.loads(ledger(project, "--json"))] == ["aaaa", "bbbb"]
 
 
 def test_entries_of_another_machine_are_added_once(project):
@@ -41,7 +41,7 @@ def test_entries_of_another_machine_are_added_once(project):
         pass
     assert "1 new entries" in ledger(project, "--add", there.name)
     assert "0 new entries" in ledger(project, "--add", there.name)
-    assert [one.reader for one in read_ledger(project / "results/test-reads.jsonl")][-1] == "speed record 96"
+    assert [entry.reader for entry in read_ledger(project / "results/test-reads.jsonl")][-1] == "speed record 96"
     assert "no such file" in ledger(project, "--add", "missing.jsonl", code=2)
 
 

@@ -112,10 +112,10 @@ def test_the_database_says_what_mlflow_says_of_the_models(folder, monkeypatch):
     read, asked = versions.registered_model("snippets"), versions._at_client("snippets", Path())
     assert read.aliases == asked.aliases and read.aliases["champion"] == "2"
     assert set(read.versions) == set(asked.versions) == {"1", "2"}
-    for number, one in read.versions.items():
+    for number, version in read.versions.items():
         other = asked.versions[number]
-        assert replace(one, address=other.address) == other
-        assert versions.files(one) == versions.files(other) and versions.files(one).is_dir()
+        assert replace(version, address=other.address) == other
+        assert versions.files(version) == versions.files(other) and versions.files(version).is_dir()
 
 
 def test_a_damaged_database_is_refused_in_one_line(folder, monkeypatch):
@@ -124,14 +124,14 @@ def test_a_damaged_database_is_refused_in_one_line(folder, monkeypatch):
     path, generator = folder.directory / "mlflow.db", random.Random(0)
     content, refused = path.read_bytes(), []
     damaged = [content[: len(content) * part // 4] for part in range(4)]
-    for found in re.finditer(rb"reread-snippets|TABLE registered_model|registered_modelsregistered", content):
-        for place, bit in ((found.start(), 7), (found.start() - generator.randrange(1, 12), generator.randrange(8))):
+    for match in re.finditer(rb"reread-snippets|TABLE registered_model|registered_modelsregistered", content):
+        for place, bit in ((match.start(), 7), (match.start() - generator.randrange(1, 12), generator.randrange(8))):
             changed = bytearray(content)
             changed[place] ^= 1 << bit
             damaged.append(bytes(changed))
     try:
-        for one in damaged:
-            path.write_bytes(one)
+        for broken in damaged:
+            path.write_bytes(broken)
             for variant in (None, "han"):
                 try:
                     load_model("snippets", variant=variant)
@@ -278,11 +278,11 @@ def test_two_threads_load_models_with_the_project_s_code(folder):
         cwd=folder.directory, env=folder.environment, capture_output=True, text=True,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    rows, others, network, reader, number, null, one = done.stdout.splitlines()
+    rows, others, network, reader, number, null, single = done.stdout.splitlines()
     seen = "['label', 'probability', 'probabilities', 'words_read', 'words_unknown', 'cut'"
     assert rows == f"{seen}, 'attention'] [4, 1]" and others == f"{seen}] 0 {seen}]"
     assert network == f"True {ROOT / 'models/__init__.py'}" and reader == str(ROOT / "reread/preprocessing/reading.py")
-    assert "row 0 of the column 'text' is of type int" in number and "is null" in null and "as a list" in one
+    assert "row 0 of the column 'text' is of type int" in number and "is null" in null and "as a list" in single
 
 
 CHANGED = """
@@ -487,10 +487,10 @@ def test_requests_at_once_get_their_own_answers(served):
     texts = [f"{TEXT} {SHORT if number % 3 else ''} Row {number}." for number in range(60)]
     alone = [served.predict([text])[1]["predictions"][0] for text in texts]
     with ThreadPoolExecutor(16) as pool:
-        together = [one[1]["predictions"][0] for one in pool.map(lambda text: served.predict([text]), texts)]
-    for one, other in zip(alone, together, strict=True):
-        assert one["label"] == other["label"] and one["words_read"] == other["words_read"]
-        assert one["probability"] == pytest.approx(other["probability"], abs=1e-6)
+        together = [answer[1]["predictions"][0] for answer in pool.map(lambda text: served.predict([text]), texts)]
+    for answer, other in zip(alone, together, strict=True):
+        assert answer["label"] == other["label"] and answer["words_read"] == other["words_read"]
+        assert answer["probability"] == pytest.approx(other["probability"], abs=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -509,8 +509,8 @@ def test_requests_at_once_get_their_own_answers(served):
     ],
 )
 def test_a_request_that_cannot_be_read_is_refused_with_a_reason(served, body, status, fault):
-    found, answer = post(f"{served.page}/predict", body, **served.known)
-    assert found == status and fault in answer["detail"]
+    code, answer = post(f"{served.page}/predict", body, **served.known)
+    assert code == status and fault in answer["detail"]
     assert "\n" not in answer["detail"] and len(answer["detail"]) < 300
 
 

@@ -71,8 +71,8 @@ def found(kind):
 
 
 def make_old(path):
-    for one in [path, *path.rglob("*")]:
-        os.utime(one, (time.time() - 2 * HOUR,) * 2)
+    for place in [path, *path.rglob("*")]:
+        os.utime(place, (time.time() - 2 * HOUR,) * 2)
 
 
 def test_of_a_finished_run_the_last_checkpoint_goes_and_the_best_stays(prepared):

@@ -21,7 +21,7 @@ def contents(directory):
 def test_a_run_is_reproduced_and_what_has_changed_is_named(copy_of_finished):
     project = copy_of_finished
     jobs = [json.loads(path.read_text()) for path in project.directory.glob("runs/*/job.json")]
-    (job,) = (one for one in jobs if one["variant"] == "densenet-swish")
+    (job,) = (job for job in jobs if job["variant"] == "densenet-swish")
     key, prepared = job["run_key"], project.directory / job["prepared"]
     original = project.directory / "runs" / key
     again = project.directory / "runs" / ".reproduced" / key
@@ -41,11 +41,11 @@ def test_a_run_is_reproduced_and_what_has_changed_is_named(copy_of_finished):
     project.edit("reread/batches/order.py", "PCG64([seed, epoch])", "PCG64([seed, epoch, 1])")
     done = reproduce("--json", code=1)
     assert "different" in done.stderr and "weights_sha256" in done.stderr
-    found = json.loads(done.stdout)
-    assert found["changed"]["source"] == ["reread/batches/order.py"] and not found["equal"]
-    assert project.directory / found["kept"] == again
+    reproduced = json.loads(done.stdout)
+    assert reproduced["changed"]["source"] == ["reread/batches/order.py"] and not reproduced["equal"]
+    assert project.directory / reproduced["kept"] == again
     compared = compare(RunFolder(original), RunFolder(again))
-    assert "reread/batches/order.py" in [one.name for one in compared["source"] if not one.equal]
+    assert "reread/batches/order.py" in [entry.name for entry in compared["source"] if not entry.equal]
     assert contents(original) == before
 
     # Arrays that were altered.

@@ -47,7 +47,9 @@ def test_a_killed_parent_leaves_no_server(project):
             stdout=file,
             stderr=file,
         )
-        while not any("reread.commands.prefect_server" in " ".join(one) for one in project.processes().values()):
+        while not any(
+            "reread.commands.prefect_server" in " ".join(command) for command in project.processes().values()
+        ):
             assert process.poll() is None
             time.sleep(0.1)
         time.sleep(0.5)

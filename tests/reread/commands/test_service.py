@@ -208,7 +208,7 @@ def test_nothing_is_open_without_a_password(service):
     assert listening and set(listening) == {"127.0.0.1"}
     # Other users see command lines, and files that they may read.
     drawn = [getattr(settings, name).get_secret_value() for name in SECRETS]
-    shown = [" ".join(psutil.Process(one.pid).cmdline()) for one in own_processes(service)]
+    shown = [" ".join(psutil.Process(process.pid).cmdline()) for process in own_processes(service)]
     assert any("mlflow" in line for line in shown) and any("prefect" in line for line in shown)
     readable = [path for path in service.folder.rglob("*") if path.is_file() and path.stat().st_mode & 0o077]
     shown += [path.read_text(errors="replace") for path in readable]
@@ -310,8 +310,8 @@ def test_a_user_chooses_no_place_for_artifacts(service, tmp_path):
             body = {"name": f"placed {number}{name}", name: place}
             status, text = ask("POST", f"{api}/experiments/create", auth, body)
             assert status == 400 and "artifact_location" in text, (place, text)
-    found = json.loads(ask("POST", f"{api}/experiments/search", auth, {"max_results": 1000})[1])
-    assert not [one["name"] for one in found["experiments"] if one["name"].startswith("placed")]
+    listed = json.loads(ask("POST", f"{api}/experiments/search", auth, {"max_results": 1000})[1])
+    assert not [experiment for experiment in listed["experiments"] if experiment["name"].startswith("placed")]
     # Without a place, an upload goes where the server keeps artifacts.
     experiment = json.loads(ask("POST", f"{api}/experiments/create", auth, {"name": "not placed"})[1])["experiment_id"]
     made = ask("POST", f"{api}/runs/create", auth, {"experiment_id": experiment})
@@ -358,7 +358,7 @@ def test_another_host_or_origin_is_refused_and_a_given_name_is_not(service, post
 def prefect_flow_runs(settings: ServiceSettings) -> set[str]:
     status, text = ask("POST", f"{settings.prefect_page}/api/flow_runs/filter", settings.prefect_auth, {})
     assert status == 200
-    return {one["id"] for one in json.loads(text)}
+    return {flow_run["id"] for flow_run in json.loads(text)}
 
 
 def create_flow_runs(settings: ServiceSettings, count: int) -> None:
@@ -370,19 +370,19 @@ def create_flow_runs(settings: ServiceSettings, count: int) -> None:
 
 
 def run_ids(client: MlflowClient) -> list[str]:
-    experiments = [one.experiment_id for one in client.search_experiments()]
+    experiments = [experiment.experiment_id for experiment in client.search_experiments()]
     return [run.info.run_id for run in client.search_runs(experiments, max_results=1000)]
 
 
 def runs_of(client: MlflowClient) -> dict[str, dict]:
     """Every run with its status, its tags, and each value of each metric."""
-    found = {}
+    by_run = {}
     for run_id in run_ids(client):
         run = client.get_run(run_id)
         history = {name: client.get_metric_history(run_id, name) for name in run.data.metrics}
-        steps = {name: sorted((one.step, one.value) for one in values) for name, values in history.items()}
-        found[run_id] = {"status": run.info.status, "tags": run.data.tags, "history": steps}
-    return found
+        steps = {name: sorted((point.step, point.value) for point in values) for name, values in history.items()}
+        by_run[run_id] = {"status": run.info.status, "tags": run.data.tags, "history": steps}
+    return by_run
 
 
 @pytest.mark.debian
@@ -420,8 +420,8 @@ def test_eight_workers_log_while_a_backup_is_made_and_a_restore_loses_no_run(ser
             assert restored == runs
         else:  # what was logged by then, and nothing else
             assert set(before) < set(restored) <= set(runs)
-            for run, one in restored.items():
-                for name, history in one["history"].items():
+            for run, about in restored.items():
+                for name, history in about["history"].items():
                     assert history == runs[run]["history"][name][: len(history)]
         with psycopg2.connect(settings.url("prefect")) as connected, connected.cursor() as cursor:
             cursor.execute("SELECT id::text FROM flow_run")
@@ -455,11 +455,11 @@ def test_a_user_runs_an_experiment_and_serves_deployments_on_the_service(service
     assert len(runs) == 4 and {run.info.status for run in runs} == {"FINISHED"}
     settings = service.settings
     by_name = {"flow_runs": {"name": {"any_": ["tiny"]}}}
-    found = ask("POST", f"{settings.prefect_page}/api/flow_runs/filter", settings.prefect_auth, by_name)[1]
-    assert {one["state_type"] for one in json.loads(found)} == {"COMPLETED"}
+    flow_runs = ask("POST", f"{settings.prefect_page}/api/flow_runs/filter", settings.prefect_auth, by_name)[1]
+    assert {flow_run["state_type"] for flow_run in json.loads(flow_runs)} == {"COMPLETED"}
     with started(project, "-m", "reread", "serve", until="Ctrl-C"):
         named = ask("POST", f"{settings.prefect_page}/api/deployments/filter", settings.prefect_auth, {})[1]
-        assert {one["name"] for one in json.loads(named)} == {"default", "nightly", "variant"}
+        assert {deployment["name"] for deployment in json.loads(named)} == {"default", "nightly", "variant"}
     assert project.processes() == {}
 
 

@@ -45,10 +45,10 @@ def test_a_score_that_was_changed_everywhere_is_found_by_the_items(capsules):
     """The score of one seed in verdicts.json and metrics.json alike: only the predictions tell."""
 
     def in_verdicts(content):
-        for one in content["verdicts"]:
+        for verdict in content["verdicts"]:
             for side in ("treatment", "control"):
-                if one[side] == "capsules":
-                    one["scores"][side][0] += 0.001
+                if verdict[side] == "capsules":
+                    verdict["scores"][side][0] += 0.001
 
     def in_metrics(content):
         seeds = content["variants"]["capsules"]["seeds"]
@@ -91,9 +91,9 @@ def test_earlier_reads_are_counted_again_and_written(tmp_path):
     published = (folder / "verdicts.json").read_bytes()
 
     def forget(content):
-        for one in content["verdicts"]:
-            assert one["earlier_reads"] >= 5 and "read before with other settings" in one["sentence"]
-            one.update(earlier_reads=0, related_reads=0)
+        for verdict in content["verdicts"]:
+            assert verdict["earlier_reads"] >= 5 and "read before with other settings" in verdict["sentence"]
+            verdict.update(earlier_reads=0, related_reads=0)
 
     edit(folder / "verdicts.json", forget)
     assert "earlier_reads is published as 0, and the rule gives" in verify(folder, code=1)

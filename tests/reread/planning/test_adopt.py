@@ -191,10 +191,10 @@ def test_evaluations_are_adopted_where_today_s_metrics_agree(tmp_path, today, mo
                 np.save(folder / f"{split}.npy", probabilities[split])
     adopt(new, old)
     folder = new.run_directory
-    found = find_evaluation(folder)
-    assert found and [path.name for path in (folder / "evaluation").iterdir()] == [found.name]
+    evaluation = find_evaluation(folder)
+    assert evaluation and [path.name for path in (folder / "evaluation").iterdir()] == [evaluation.name]
     for path in old.evaluation("b").iterdir():
-        assert (found / path.name).read_bytes() == path.read_bytes()
+        assert (evaluation / path.name).read_bytes() == path.read_bytes()
     # Metrics of test are computed again, which is a read.
     assert [entry.run for entry in read_ledger(reads_file(old.directory))] == [old.key]
 

@@ -59,9 +59,9 @@ def test_a_value_of_another_type_anywhere(folder, name):
 def places(value, place=()):
     """Yield the place of each value in a YAML file, but the file's own."""
     inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
-    for key, one in inner:
+    for key, child in inner:
         yield (*place, key)
-        yield from places(one, (*place, key))
+        yield from places(child, (*place, key))
 
 
 def with_value(value, place, new):

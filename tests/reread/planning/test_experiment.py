@@ -94,15 +94,15 @@ def sized(tmp_path, monkeypatch):
     def resolve(variants: dict, overrides=(), written=None, **others) -> dict:
         given = {"title": "A test", "seeds": [0], "defaults": {"model": "sized", "data": "docstrings"}, **others}
         write(tmp_path, {**given, "variants": variants}, written)
-        found = load_experiment("trial", tmp_path, overrides=overrides).variants
-        return {name: variant.network for name, variant in found.items()}
+        resolved = load_experiment("trial", tmp_path, overrides=overrides).variants
+        return {name: variant.network for name, variant in resolved.items()}
 
     yield resolve
     sys.modules.pop("models.sized", None)
 
 
 def test_a_named_size_is_its_settings_and_those_beside_it_win(sized):
-    found = sized(
+    resolved = sized(
         {
             "named": {"network": {"size": "small"}},
             "written": {"network": {"width": 2, "depth": 3}},
@@ -110,18 +110,18 @@ def test_a_named_size_is_its_settings_and_those_beside_it_win(sized):
             "grid": {"network": {"width": 9}, "grid": {"network": {"size": ["small", "tall-20"]}}},
         }
     )
-    assert found["named"] == found["written"] == {"width": 2, "depth": 3}
-    assert found["beside"] == {"width": 2, "depth": 4}
-    assert found["grid/size=small"] == {"width": 2, "depth": 3}
-    assert found["grid/size=tall-20"] == {"width": 9, "depth": 20}
+    assert resolved["named"] == resolved["written"] == {"width": 2, "depth": 3}
+    assert resolved["beside"] == {"width": 2, "depth": 4}
+    assert resolved["grid/size=small"] == {"width": 2, "depth": 3}
+    assert resolved["grid/size=tall-20"] == {"width": 9, "depth": 20}
 
 
 def test_a_named_size_replaces_what_params_yaml_sets_and_is_replaced_by_an_override(sized):
     parameters = PARAMETERS | {"models": {"sized": {"network": {"width": 5, "depth": 5}}}}
-    one = {"one": {"network": {"size": "tall-20"}}}
-    assert sized(one, (), parameters) == {"one": {"width": 5, "depth": 20}}
-    assert sized(one, ["network.depth=6"], parameters) == {"one": {"width": 5, "depth": 6}}
-    assert sized(one, ["network.size=small"], parameters) == {"one": {"width": 2, "depth": 3}}
+    variants = {"one": {"network": {"size": "tall-20"}}}
+    assert sized(variants, (), parameters) == {"one": {"width": 5, "depth": 20}}
+    assert sized(variants, ["network.depth=6"], parameters) == {"one": {"width": 5, "depth": 6}}
+    assert sized(variants, ["network.size=small"], parameters) == {"one": {"width": 2, "depth": 3}}
     of_experiment = {"models": {"sized": {"network": {"size": "small"}}}}
     assert sized({"one": {}}, (), parameters, parameters=of_experiment) == {"one": {"width": 2, "depth": 3}}
 
@@ -157,7 +157,8 @@ def test_what_all_variants_share_is_written_once_and_a_variant_may_differ_in_any
     variants = load_experiment("trial", write(tmp_path, experiment)).variants
     assert variants["one"].training == {"learning_rate": 0.5, "batch_size": 8}
     assert variants["two"].training == {"learning_rate": 0.5, "batch_size": 4}
-    assert [one.preprocessing for one in variants.values()] == [{"rows_per_class": None}, {"rows_per_class": 7}, {}]
+    preprocessing = [variant.preprocessing for variant in variants.values()]
+    assert preprocessing == [{"rows_per_class": None}, {"rows_per_class": 7}, {}]
     assert (variants["three"].model, variants["three"].data) == ("han", "docstrings")
 
 
@@ -321,7 +322,7 @@ def test_a_variant_may_be_merged_from_another_and_name_again_what_differs(tmp_pa
         "  swish: &swish {<<: *relu, training: {learning_rate: 0.02}}\n  last: {<<: *swish, data: digits}\n"
     )
     variants = load_experiment("trial", tmp_path).variants
-    assert [one.training["learning_rate"] for one in variants.values()] == [0.003, 0.02, 0.02]
+    assert [variant.training["learning_rate"] for variant in variants.values()] == [0.003, 0.02, 0.02]
 
 
 def test_a_treatment_has_a_comparison_with_each_of_its_controls(tmp_path):
@@ -332,9 +333,9 @@ def test_a_treatment_has_a_comparison_with_each_of_its_controls(tmp_path):
         "claim": "{treatment} is better than {control}.",
         "controls": {"relu": None, "linear": {"name": "baseline", "claim": "It beats a line.", "metric": "macro_f1"}},
     }
-    found = load_experiment("trial", write(tmp_path, {**EXPERIMENT, "comparisons": [group]})).comparisons
+    comparisons = load_experiment("trial", write(tmp_path, {**EXPERIMENT, "comparisons": [group]})).comparisons
     shared = {"treatment": "swish", "source": "a paper"}
-    assert found == (
+    assert comparisons == (
         {**shared, "name": "relu", "control": "relu", "claim": "swish is better than relu.", "metric": "accuracy"},
         {**shared, "name": "baseline", "control": "linear", "claim": "It beats a line.", "metric": "macro_f1"},
     )
@@ -342,7 +343,7 @@ def test_a_treatment_has_a_comparison_with_each_of_its_controls(tmp_path):
     variants = {**EXPERIMENT["variants"], "extra": EXPERIMENT["variants"]["relu"]}
     del variants["relu"]
     write(tmp_path, {**EXPERIMENT, "variants": variants, "comparisons": "trial"}, name="other")
-    assert load_experiment("other", tmp_path).comparisons == found[1:]
+    assert load_experiment("other", tmp_path).comparisons == comparisons[1:]
 
 
 def test_a_comparison_may_have_a_margin_of_its_own(tmp_path):
@@ -350,8 +351,8 @@ def test_a_comparison_may_have_a_margin_of_its_own(tmp_path):
     controls = {"relu": None, "linear": {"equivalence_margin": 0.05}}
     write(tmp_path, {**EXPERIMENT, "comparisons": [{**group, "equivalence_margin": 0.03, "controls": controls}]})
     plan = make_plan("trial", root=tmp_path)
-    assert [Comparison(**one).equivalence_margin for one in plan.comparisons] == [0.03, 0.05]
-    assert [one["equivalence_margin"] for one in plan.key_parts()["comparisons"]] == [0.03, 0.05]
+    assert [Comparison(**comparison).equivalence_margin for comparison in plan.comparisons] == [0.03, 0.05]
+    assert [comparison["equivalence_margin"] for comparison in plan.key_parts()["comparisons"]] == [0.03, 0.05]
     # Where none is named, the comparison has the experiment's, and the plan's key is as it was without the field.
     plain = make_plan("trial", root=write(tmp_path))
     assert Comparison(**plain.comparisons[0]).equivalence_margin is None
@@ -366,10 +367,10 @@ def test_a_comparison_may_have_a_published_figure_in_place_of_a_control(tmp_path
     group |= {"reference": 0.955, "claim": "{treatment} is better than {control}."}
     write(tmp_path, {**EXPERIMENT, "comparisons": [group]})
     plan = make_plan("trial", root=tmp_path)
-    (found,) = plan.comparisons
-    assert (found["name"], found["control"], found["reference"]) == ("reference 0.955", "reference 0.955", 0.955)
-    assert found["claim"] == "swish is better than reference 0.955." and networks(found) == ["swish"]
-    assert Comparison(**found).networks == ["swish"]
+    (comparison,) = plan.comparisons
+    assert comparison["name"] == comparison["control"] == "reference 0.955" and comparison["reference"] == 0.955
+    assert comparison["claim"] == "swish is better than reference 0.955." and networks(comparison) == ["swish"]
+    assert Comparison(**comparison).networks == ["swish"]
     assert plan.key_parts()["comparisons"][0]["reference"] == 0.955
     # Another experiment takes it where it has the treatment.
     variants = {"swish": EXPERIMENT["variants"]["swish"]}
@@ -400,15 +401,15 @@ def test_a_data_set_needs_no_section_of_its_own(tmp_path):
     swish = EXPERIMENT["variants"]["swish"]
     variants = {"swish": swish, "prepared": {**swish, "preprocessing": {"rows_per_class": 5}}}
     write(tmp_path, {**EXPERIMENT, "variants": variants, "comparisons": []}, parameters)
-    found = load_experiment("trial", tmp_path).variants
-    assert (found["swish"].preprocessing, found["prepared"].preprocessing) == ({}, {"rows_per_class": 5})
+    resolved = load_experiment("trial", tmp_path).variants
+    assert (resolved["swish"].preprocessing, resolved["prepared"].preprocessing) == ({}, {"rows_per_class": 5})
 
 
 def test_selecting_variants_drops_the_comparisons_that_lose_a_side(tmp_path):
     group = {**COMPARISON, "name": "b", "control": "linear"}
     write(tmp_path, {**EXPERIMENT, "comparisons": [COMPARISON, group]})
     names = {
-        variants: [one["name"] for one in make_plan("trial", variants, root=tmp_path).comparisons]
+        variants: [comparison["name"] for comparison in make_plan("trial", variants, root=tmp_path).comparisons]
         for variants in (None, ("swish",), ("relu",))
     }
     assert names == {None: ["p", "b"], ("swish",): ["b"], ("relu",): []}
@@ -433,7 +434,7 @@ def test_a_grid_makes_as_many_trials_of_each_variant(tmp_path):
     # A variant's own name stands for all its trials.
     plan = make_plan("trial", ["swish", name], overrides=["training.batch_size=3"], root=tmp_path)
     assert list(plan.variants) == experiment.trials["swish"]
-    assert {one.training["batch_size"] for one in plan.variants.values()} == {3}
+    assert {variant.training["batch_size"] for variant in plan.variants.values()} == {3}
     # An override of one trial, whose name has dots and equals signs.
     plan = make_plan("trial", [name], overrides=[f"variants.{name}.training.batch_size=3"], root=tmp_path)
     assert plan.variants[name].training["batch_size"] == 3
@@ -449,7 +450,8 @@ def test_a_list_of_grids_makes_the_trials_of_each(tmp_path):
     write(tmp_path, {**EXPERIMENT, "variants": variants, "comparisons": []})
     plan = make_plan("trial", root=tmp_path)
     assert {
-        name: (one.training["learning_rate"], one.training["max_epochs"]) for name, one in plan.variants.items()
+        name: (variant.training["learning_rate"], variant.training["max_epochs"])
+        for name, variant in plan.variants.items()
     } == {
         "relu/learning_rate=0.1": (0.1, 30),
         "relu/learning_rate=0.05": (0.05, 30),
@@ -473,7 +475,7 @@ def test_a_grid_reaches_settings_within_settings(tmp_path):
     write(tmp_path, {**EXPERIMENT, "variants": variants, "comparisons": [], "grid": grid})
     plan = make_plan("trial", root=tmp_path)
     assert list(plan.variants) == ["han/length_quantile.words=0.5", "han/length_quantile.words=0.9"]
-    assert [one.preprocessing["length_quantile"]["words"] for one in plan.variants.values()] == [0.5, 0.9]
+    assert [variant.preprocessing["length_quantile"]["words"] for variant in plan.variants.values()] == [0.5, 0.9]
     # Each has arrays of its own, and both the same rows.
     assert len(plan.preparations()) == 2
 
@@ -515,8 +517,8 @@ def test_an_experiment_tunes_the_variants_of_another(tmp_path):
     own = {"swish": {"grid": {"training": {"batch_size": [8, 16, 32]}}}}
     write(tmp_path, {**tuning, "variants": own}, name="tune")
     trials = load_experiment("tune", tmp_path).trials
-    assert [one.split("/")[1] for one in trials["swish"]] == ["batch_size=8", "batch_size=16", "batch_size=32"]
-    assert [one.split("/")[1] for one in trials["relu"]] == ["learning_rate=0.5", "learning_rate=0.25"]
+    assert [trial.split("/")[1] for trial in trials["swish"]] == ["batch_size=8", "batch_size=16", "batch_size=32"]
+    assert [trial.split("/")[1] for trial in trials["relu"]] == ["learning_rate=0.5", "learning_rate=0.25"]
     for change, fault in (
         ({"tunes": "trail"}, "'trial'"),
         ({"tunes": 1}, "tunes is 1"),
@@ -589,9 +591,9 @@ def test_enough_seeds_and_equal_budgets_on_the_real_corpora(name):
     # and has its own settings.
     (budget,) = {len(trials) for trials in tuning.trials.values()}
     assert budget >= max(len(baseline.grid) for baseline in kinds.baselines().values())
-    assert {side for one in plan.comparisons for side in networks(one)} == set(plan.variants)
-    settings = [(one.model, one.network) for one in plan.variants.values()]
-    assert all(one not in settings[:number] for number, one in enumerate(settings))
+    assert {side for comparison in plan.comparisons for side in networks(comparison)} == set(plan.variants)
+    settings = [(variant.model, variant.network) for variant in plan.variants.values()]
+    assert all(pair not in settings[:number] for number, pair in enumerate(settings))
     # Networks that begin with word vectors have their width.
     for variant in plan.variants.values():
         assert variant.network["embedding_dim"] == variant.preprocessing["word_vectors"]["size"]
@@ -599,8 +601,8 @@ def test_enough_seeds_and_equal_budgets_on_the_real_corpora(name):
     tuned = {"dropout", "word_dropout", "embedding_lr_scale"}
     for comparison in plan.comparisons:
         sides = [plan.variants[side] for side in networks(comparison)]
-        if len({one.model for one in sides}) == 1 and len(sides) == 2:
-            first, second = (one.network for one in sides)
+        if len({side.model for side in sides}) == 1 and len(sides) == 2:
+            first, second = (side.network for side in sides)
             assert len({key for key in first if first[key] != second[key]} - tuned) == 1, comparison["name"]
 
 
@@ -630,12 +632,12 @@ FOLDED = {**EXPERIMENT, "folds": 5}
 
 
 def test_folds_are_in_the_key_and_the_arrays_of_each_seed_have_their_own(tmp_path):
-    usual, plan = (make_plan("trial", root=write(tmp_path, one)) for one in (EXPERIMENT, FOLDED))
+    usual, plan = (make_plan("trial", root=write(tmp_path, content)) for content in (EXPERIMENT, FOLDED))
     assert usual.key != plan.key and plan.record()["folds"] == 5 and "folds" not in usual.record()
     assert usual.key_parts()["rule"].keys() == plan.key_parts()["rule"].keys() - {"folds"}
     # Variants of the same preparation share the arrays of a fold: two seeds of five folds.
     assert len(usual.preparations()) == 1 and len(plan.preparations()) == 2 * 5
-    assert {one["settings"]["fold"]["number"] for one in plan.preparations().values()} == {1, 2, 3, 4, 5}
+    assert {about["settings"]["fold"]["number"] for about in plan.preparations().values()} == {1, 2, 3, 4, 5}
 
 
 @pytest.mark.parametrize(

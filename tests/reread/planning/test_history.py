@@ -45,8 +45,8 @@ class Repository:
         return f"2026-11-{self.day:02}T07:00:00Z"
 
     def since(self, name="mine"):
-        found = form_since(name, self.root)
-        return found and found.date
+        commit = form_since(name, self.root)
+        return commit and commit.date
 
 
 @pytest.fixture
@@ -91,8 +91,8 @@ def test_a_change_of_what_decides_verdicts_is_dated_and_so_is_its_return(reposit
 
 def test_comparisons_of_another_experiment_change_with_it(repository):
     repository.commit(FIRST, "other")
-    mine = repository.commit({**FIRST, "comparisons": "other"})
-    assert repository.since() == mine
+    own = repository.commit({**FIRST, "comparisons": "other"})
+    assert repository.since() == own
     assert repository.since("other") == "2026-11-01T07:00:00Z"
     changed = repository.commit({**FIRST, "comparisons": [{**COMPARISON, "metric": "loss"}]}, "other")
     assert repository.since() == repository.since("other") == changed

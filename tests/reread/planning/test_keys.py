@@ -346,12 +346,12 @@ def test_a_file_that_no_machine_wrote_is_refused(tmp_path, given, fault):
 def test_no_default_changes():
     """A changed default gives runs of other settings the key of old ones. New settings are added to the file."""
     recorded = read_json(ROOT / "tests/golden/defaults.json")
-    found = {name: to_json(cls()) for name, cls in settings_classes().items()}
+    today = {name: to_json(cls()) for name, cls in settings_classes().items()}
     for name, defaults in recorded.items():
-        assert name in found, f"{name} is gone: move its defaults in tests/golden/defaults.json to where it is now"
+        assert name in today, f"{name} is gone: move its defaults in tests/golden/defaults.json to where it is now"
         for setting, value in defaults.items():
-            assert found[name].get(setting, value) == value, (
+            assert today[name].get(setting, value) == value, (
                 f"{name}.{setting} had the default {value!r}: keep it, and set another value in params.yaml"
             )
-    new = {name: sorted(set(found[name]) - set(recorded.get(name, ()))) for name in found}
+    new = {name: sorted(set(today[name]) - set(recorded.get(name, ()))) for name in today}
     assert not any(new.values()), f"add to tests/golden/defaults.json: {new}"

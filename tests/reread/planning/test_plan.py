@@ -51,7 +51,7 @@ def test_its_key_is_of_what_decides_the_evidence(tmp_path):
 def test_an_override_changes_all_variants_or_one(tmp_path, override, section, changed):
     plan = make_plan("trial", overrides=[override], root=write(tmp_path))
     name = override.split("=")[0].split(".")[-1]
-    assert {key: getattr(one, section)[name] for key, one in plan.variants.items()} == changed
+    assert {key: getattr(variant, section)[name] for key, variant in plan.variants.items()} == changed
     assert plan.overrides == (override,) and plan.partial
     assert plan.report_name.startswith("trial-part-")
 
@@ -126,7 +126,7 @@ def test_variants_that_read_other_rows_are_refused_and_other_lengths_are_not(tmp
     comparison = {**EXPERIMENT["comparisons"][0], "treatment": "cut", "control": "whole"}
     experiment = {**EXPERIMENT, "variants": {"whole": han, "cut": cut}, "comparisons": [comparison]}
     plan = make_plan("trial", root=write(tmp_path, experiment))
-    assert len({one.prepared_key for one in plan.variants.values()}) == 2 == len(plan.preparations())
+    assert len({variant.prepared_key for variant in plan.variants.values()}) == 2 == len(plan.preparations())
     experiment["variants"]["cut"] = {**cut, "preprocessing": {"rows_per_class": 5}}
     with pytest.raises(InputError, match="'cut'.*rows.*'whole'"):
         make_plan("trial", root=write(tmp_path, experiment))

@@ -79,8 +79,8 @@ def test_a_clone_reports_published_runs_and_adds_a_seed_to_them(published):
     assert "does not have every variant and seed" in refused and files_of(results) == before
     published.run("python", "-m", "reread", "publish", "grows", "--so-far")
     for name in ("metrics.json", "verdicts.json"):
-        found = json.loads((results / name).read_text())["so_far"]
-        assert found == {"han": "2 of 3 seeds", "gru-flat": "2 of 3 seeds"}
+        so_far = json.loads((results / name).read_text())["so_far"]
+        assert so_far == {"han": "2 of 3 seeds", "gru-flat": "2 of 3 seeds"}
     assert "(so far: 2 of 3 seeds)" in (root / "reports/grows/report.html").read_text()
 
     # Only the third seed is trained, on this machine; the others stay as they were.
@@ -106,13 +106,13 @@ def test_a_clone_reports_published_runs_and_adds_a_seed_to_them(published):
     assert "so_far" not in json.loads((results / "metrics.json").read_text())
 
     # The results alone give the figures that the verdicts were made of.
-    for one in json.loads((results / "verdicts.json").read_text())["verdicts"]:
-        found = recompute(results, one)
-        for name, side in (("treatment", found.treatment), ("control", found.control)):
-            assert list(side.seeds) == one["seeds"][name]
-            assert list(side.scores) == pytest.approx(one["scores"][name], abs=1e-10)
-        assert found.items.deviation == pytest.approx(one["item_deviation"], abs=1e-10)
-        assert (found.items.count, found.items.units) == (one["items"], one["item_units"])
+    for verdict in json.loads((results / "verdicts.json").read_text())["verdicts"]:
+        measured = recompute(results, verdict)
+        for name, side in (("treatment", measured.treatment), ("control", measured.control)):
+            assert list(side.seeds) == verdict["seeds"][name]
+            assert list(side.scores) == pytest.approx(verdict["scores"][name], abs=1e-10)
+        assert measured.items.deviation == pytest.approx(verdict["item_deviation"], abs=1e-10)
+        assert (measured.items.count, measured.items.units) == (verdict["items"], verdict["item_units"])
 
 
 def test_results_without_what_restores_runs_train_as_before_and_damaged_ones_are_refused(published):

@@ -38,9 +38,9 @@ def reach(root, seeds=None, **changes):
 def test_the_results_of_the_tuning_give_the_spread_and_the_room(tmp_path):
     assert reach(tmp_path).smallest_detectable is None
     write_json(tmp_path / "results/trial-tuning/metrics.json", tuning())
-    found = reach(tmp_path)
-    low, high = found.smallest_detectable
-    assert 0.01 < low < high and found.supported and found.equivalent
+    reached = reach(tmp_path)
+    low, high = reached.smallest_detectable
+    assert 0.01 < low < high and reached.supported and reached.equivalent
     # The experiment may name another file, or the spread itself.
     write_json(tmp_path / "elsewhere.json", tuning(relu=0.99))
     (warning,) = reach(tmp_path, tuning={"evidence": "elsewhere.json", "budget": "four rates"}).warnings
@@ -66,10 +66,10 @@ def test_results_of_an_earlier_round_give_the_spread_that_a_tuning_of_one_seed_h
     assert reach(tmp_path).smallest_detectable is None
     earlier = {"variants": {"relu": trial(0.90, 0.006), "swish": trial(0.90, 0.008)}, "baselines": {}}
     write_json(tmp_path / "results/trial/metrics.json", earlier)
-    found = reach(tmp_path)
+    reached = reach(tmp_path)
     write_json(tmp_path / "results/trial-tuning/metrics.json", tuning())
     # The room is that of the tuning in both.
-    assert found == reach(tmp_path) and found.smallest_detectable is not None
+    assert reached == reach(tmp_path) and reached.smallest_detectable is not None
 
 
 def test_a_margin_of_the_comparison_replaces_that_of_the_experiment(tmp_path):
@@ -104,19 +104,22 @@ def test_a_data_set_that_is_not_ingested_is_named(tmp_path):
 
 def test_what_the_default_experiment_can_decide():
     """Six seeds show a large difference of texts, and equivalence of images, where too little is left to be gained."""
-    found = {one.name: one for one in plan_reach(make_plan("default", root=ROOT, environment=Environment()), ROOT)}
-    assert all(one.refuted for one in found.values())
-    assert {name for name, one in found.items() if one.supported} == {"averages", "hierarchy"}
-    assert {name for name, one in found.items() if one.equivalent} == {"swish-beta"}
-    assert "cannot be supported" in found["swish-beta"].warnings[0]
+    reaches = {
+        reached.name: reached
+        for reached in plan_reach(make_plan("default", root=ROOT, environment=Environment()), ROOT)
+    }
+    assert all(reached.refuted for reached in reaches.values())
+    assert {name for name, reached in reaches.items() if reached.supported} == {"averages", "hierarchy"}
+    assert {name for name, reached in reaches.items() if reached.equivalent} == {"swish-beta"}
+    assert "cannot be supported" in reaches["swish-beta"].warnings[0]
 
 
 def test_the_default_experiment_trains_on_900_documents_and_is_judged_on_all_of_the_test_split():
     variant = make_plan("default", root=ROOT, environment=Environment()).variants["han"]
     with open(ROOT / "data/docstrings/documents.jsonl", encoding="utf-8") as lines:
         documents = [json.loads(line) for line in lines]
-    split = np.array([SPLITS.index(one["split"]) for one in documents], np.uint8)
-    labels, ids = ([one[name] for one in documents] for name in ("labels", "id"))
+    split = np.array([SPLITS.index(document["split"]) for document in documents], np.uint8)
+    labels, ids = ([document[name] for document in documents] for name in ("labels", "id"))
     rows = choose_rows("docstrings", split, labels, ids, variant.preprocessing["rows_per_class"])
     assert {name: end - start for name, (start, end) in rows.splits.items()} == dict(
         zip(SPLITS, (900, 611, 611), strict=True)

@@ -81,7 +81,7 @@ def test_runs_of_another_machine_come_back_without_their_weights(project):
             (root / f"runs/{key}/best.safetensors").unlink()
     predictions = {path: path.stat().st_mtime_ns for folder in folders for path in folder.iterdir()}
     script = REPORT
-    *lines, found = project.run("python", "-c", script, REREAD_MACHINE="machine.json").stdout.splitlines()
+    *lines, tracked = project.run("python", "-c", script, REREAD_MACHINE="machine.json").stdout.splitlines()
     assert {path: path.stat().st_mtime_ns for folder in folders for path in folder.iterdir()} == predictions
     assert all(len(list((root / f"runs/{key}/evaluation").glob("*/metrics.json"))) == 1 for key in runs)
     refused = [line for line in lines if line.startswith("refused:")]
@@ -92,7 +92,7 @@ def test_runs_of_another_machine_come_back_without_their_weights(project):
     # The report is whole, with a baseline in a pair.
     metrics = json.loads((root / "reports/away/metrics.json").read_text())
     verdicts = json.loads((root / "reports/away/verdicts.json").read_text())["verdicts"]
-    assert [one["control"] for one in verdicts] == ["gru-flat", "nb-svm"] and len(
+    assert [verdict["control"] for verdict in verdicts] == ["gru-flat", "nb-svm"] and len(
         verdicts[1]["scores"]["treatment"]
     ) == 1
     assert set(metrics["baselines"]["docstrings"]) == {"tf-idf", "nb-svm", "char-svm"}
@@ -107,12 +107,12 @@ def test_runs_of_another_machine_come_back_without_their_weights(project):
         ]
         for key, job in runs.items()
     }
-    found = json.loads(found)
-    assert {key: [status, pytest.approx(value), torch] for key, (status, value, torch) in expected.items()} == found[
+    tracked = json.loads(tracked)
+    assert {key: [status, pytest.approx(value), torch] for key, (status, value, torch) in expected.items()} == tracked[
         "runs"
     ]
     # The baselines are models too.
-    assert found["models"]["han"] == key_of["han"] and "gru-flat" not in found["models"]
+    assert tracked["models"]["han"] == key_of["han"] and "gru-flat" not in tracked["models"]
     (told,) = [line for line in lines if line.startswith("weights are missing")]
     assert f"gru-flat seed 0 (runs/{key_of['gru-flat']}/best.safetensors)" in told
     assert "han seed" not in told

@@ -43,14 +43,14 @@ def best(search):
 @pytest.mark.parametrize("sampler", ["tpe", "random"])
 def test_trials_are_of_the_space_and_the_same_for_a_seed(sampler):
     search = {**SEARCH, "sampler": sampler}
-    found = propose(search, axes(SPACE, "space"), score)
-    assert found == propose(search, axes(SPACE, "space"), score)
+    trials = propose(search, axes(SPACE, "space"), score)
+    assert trials == propose(search, axes(SPACE, "space"), score)
     for other in (6, 5 + 64, 2**40):
-        assert set(found) != set(propose({**search, "seed": other}, axes(SPACE, "space"), score))
-    tried = [settings["network"] for settings in found.values()]
-    assert {one["growth_rate"] for one in tried} == {4, 8, 12}
-    assert {one["activation"] for one in tried} == {"relu", "swish"}
-    for name, settings in found.items():
+        assert set(trials) != set(propose({**search, "seed": other}, axes(SPACE, "space"), score))
+    tried = [settings["network"] for settings in trials.values()]
+    assert {network["growth_rate"] for network in tried} == {4, 8, 12}
+    assert {network["activation"] for network in tried} == {"relu", "swish"}
+    for name, settings in trials.items():
         rate, network = settings["training"]["learning_rate"], settings["network"]
         assert (
             0.0001 <= rate <= 1 and network["growth_rate"] in (4, 8, 12) and network["activation"] in ("relu", "swish")
@@ -69,20 +69,20 @@ def test_tpe_finds_more_than_chance():
 
 def test_the_first_trials_are_drawn_by_chance():
     """As many as ``startup`` says do not depend on the scores; the next ones do."""
-    found, other = (
+    trials, other = (
         list(propose({**SEARCH, "startup": 15}, axes(SPACE, "space"), scores))
         for scores in (score, lambda name, settings: -score(name, settings))
     )
-    assert found[:15] == other[:15] and found[15:] != other[15:]
+    assert trials[:15] == other[:15] and trials[15:] != other[15:]
 
 
 def drawn(axis):
     """The values of a setting of the optimiser that the trials draw."""
     space = {"training": {"optimizer": {"weight_decay": axis}}}
     search = {**SEARCH, "sampler": "random", "trials": 30}
-    found = propose(search, axes(space, "space"), lambda name, settings: 0.0)
-    assert all(name.startswith("optimizer.weight_decay=") for name in found)
-    return {settings["training"]["optimizer"]["weight_decay"] for settings in found.values()}
+    trials = propose(search, axes(space, "space"), lambda name, settings: 0.0)
+    assert all(name.startswith("optimizer.weight_decay=") for name in trials)
+    return {settings["training"]["optimizer"]["weight_decay"] for settings in trials.values()}
 
 
 def test_an_interval_of_whole_numbers_has_whole_numbers_alone():
@@ -96,9 +96,9 @@ def test_a_batch_is_proposed_from_the_results_before_it_alone():
     whole = propose(SEARCH, axes(SPACE, "space"), score)
     for known in (0, 3, 7, 12):
         scores = {name: score(name, settings) for name, settings in list(whole.items())[:known]}
-        found = propose(SEARCH, axes(SPACE, "space"), lambda name, _, scores=scores: scores.get(name))
+        proposed = propose(SEARCH, axes(SPACE, "space"), lambda name, _, scores=scores: scores.get(name))
         # Those of the first batch that has a trial without a result, and all before.
-        assert list(found) == list(whole)[: known - known % 3 + 3]
+        assert list(proposed) == list(whole)[: known - known % 3 + 3]
 
 
 @pytest.fixture

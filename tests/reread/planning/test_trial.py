@@ -41,7 +41,7 @@ def results(plan, scores, seeds=None, metric="accuracy"):
     variants = {
         trial: {
             "validation": {metric: {"mean": score(trial)}},
-            "seeds": {"100": next((one for part, one in (seeds or {}).items() if part in trial), EARLY)},
+            "seeds": {"100": next((result for part, result in (seeds or {}).items() if part in trial), EARLY)},
         }
         for trial in plan.variants
     }
@@ -67,8 +67,8 @@ def test_tuning_chooses_settings_and_the_two_sides(task, smoothing, metric):
     metrics = results(tuning, {"gru-flat/learning_rate=0.003,hidden_size=32": 0.8, "=0.003": 0.7}, metric=metric)
     write_experiment("mine", tuned(experiment_of("mine", about, content), tuning, metrics))
     plan = make_plan("mine")
-    assert {one.training["learning_rate"] for one in plan.variants.values()} == {0.003}
-    assert {one.training["max_epochs"] for one in plan.variants.values()} == {3}
+    assert {variant.training["learning_rate"] for variant in plan.variants.values()} == {0.003}
+    assert {variant.training["max_epochs"] for variant in plan.variants.values()} == {3}
     assert plan.variants["han"].training["objective"]["label_smoothing"] == smoothing
     assert plan.variants["gru-flat"].network["hidden_size"] == 32 and len(plan.seeds) == 6
     (comparison,) = plan.comparisons
@@ -113,8 +113,8 @@ def test_tuning_goes_on_where_a_choice_is_at_the_edge():
 def test_no_more_epochs_are_tried_than_were_asked_for():
     content = tuning_of("mine", entry("single-label"), epochs=30, only=["word_average"])
     plan = tuning_plan(content)
-    (one,) = wider(content, plan, results(plan, {"=0.01": 0.9}, {"=0.01": FULL}))["word_average"]
-    assert one == {"training": {"learning_rate": [0.0333]}}
+    (grid,) = wider(content, plan, results(plan, {"=0.01": 0.9}, {"=0.01": FULL}))["word_average"]
+    assert grid == {"training": {"learning_rate": [0.0333]}}
 
 
 def test_the_value_beyond_an_edge():

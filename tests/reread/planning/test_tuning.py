@@ -55,10 +55,10 @@ def relu(learning_rate, growth_rate):
 @pytest.mark.parametrize("folder", ["results", "reports"])
 def test_settings_that_tuning_did_not_choose_are_named(tmp_path, learning_rate, growth_rate, expected, folder):
     plan = plan_of(tmp_path, relu(learning_rate, growth_rate), folder)
-    found = [line for line in other_settings(plan, published(plan, tmp_path)) if "relu" in line]
+    lines = [line for line in other_settings(plan, published(plan, tmp_path)) if "relu" in line]
     best = "the best trial has network.growth_rate=6, training.learning_rate=0.1 (0.8000 on validation)"
     here = f"network.growth_rate={growth_rate}, training.learning_rate={learning_rate}"
-    assert found == ([] if expected is None else [f"tuning: relu trains with {here} ({expected}), {best}"])
+    assert lines == ([] if expected is None else [f"tuning: relu trains with {here} ({expected}), {best}"])
 
 
 def test_settings_that_tuning_did_not_choose_are_not_published_without_a_reason(tmp_path):
@@ -83,13 +83,13 @@ def test_a_grid_of_conditions_has_the_settings_that_its_tuning_chose(tmp_path):
     write(tmp_path, {**EXPERIMENT, "comparisons": [], "variants": relu(1.0e-05, 6), "grid": conditions})
     grid = make_plan("trial", root=tmp_path, environment=Environment())
     assert set(grid.variants) != set(plan.variants)
-    (line,) = (one for one in other_settings(grid, published(grid, tmp_path)) if "relu" in one)
+    (line,) = (line for line in other_settings(grid, published(grid, tmp_path)) if "relu" in line)
     assert "learning_rate=1e-05 (0.6000 on validation)" in line
     # A setting that the grid itself varies is not held against the tuning.
     varied = {"network": {"growth_rate": [4, 6]}}
     write(tmp_path, {**EXPERIMENT, "comparisons": [], "variants": relu(0.1, 6), "grid": varied})
     grid = make_plan("trial", root=tmp_path, environment=Environment())
-    assert not [one for one in other_settings(grid, published(grid, tmp_path)) if "relu" in one]
+    assert not [line for line in other_settings(grid, published(grid, tmp_path)) if "relu" in line]
 
 
 @pytest.mark.parametrize("name", sorted(path.parent.name for path in ROOT.glob("results/*/plan.json")))
@@ -126,7 +126,7 @@ def test_a_setting_at_the_edge_of_its_grid_is_named(rate, rates, end):
 
 def test_more_epochs_are_no_edge_and_a_truth_value_is_no_number():
     assert edges({"training.max_epochs": 60}, [{"training.max_epochs": number} for number in (15, 30, 60)]) == {}
-    assert edges({"training.amp_validation": True}, [{"training.amp_validation": one} for one in (2, 3, 4)]) == {}
+    assert edges({"training.amp_validation": True}, [{"training.amp_validation": number} for number in (2, 3, 4)]) == {}
 
 
 @pytest.mark.parametrize(
@@ -147,15 +147,15 @@ def test_a_trial_that_was_best_at_the_end_of_its_schedule(seeds, epochs):
 def test_what_a_tuning_left_open_is_told_more_strictly_where_verdicts_are_withheld(tmp_path):
     variants = relu(0.1, 6)
     plan = plan_of(tmp_path, variants)
-    found = published(plan, tmp_path)
-    assert set(untuned(plan, found)) == {"swish"}  # which trains with other settings than were chosen
+    choices = published(plan, tmp_path)
+    assert set(untuned(plan, choices)) == {"swish"}  # which trains with other settings than were chosen
     strict = dataclasses.replace(plan, withhold_untuned=True)
-    (lines,) = untuned(strict, {"relu": found["relu"]}).values()
+    (lines,) = untuned(strict, {"relu": choices["relu"]}).values()
     assert [line.split(" that its")[0] for line in lines] == [
         "has the highest network.growth_rate",
         "has the highest training.learning_rate",
     ]
-    between = dataclasses.replace(found["relu"], trial="relu/none", epochs=30, settings={"relu/none": {}})
+    between = dataclasses.replace(choices["relu"], trial="relu/none", epochs=30, settings={"relu/none": {}})
     assert untuned(plan, {"relu": between}) == {} and "30 epochs" in untuned(strict, {"relu": between})["relu"][0]
 
 
@@ -203,8 +203,8 @@ def test_a_damaged_report_of_a_tuning_is_refused(tmp_path, name):
     refused = []
     for _ in damages(tmp_path / "results/trial-tuning" / name):
         try:
-            found = published(plan, tmp_path)
-            other_settings(plan, found)
+            choices = published(plan, tmp_path)
+            other_settings(plan, choices)
             chosen_lines(tmp_path / "results/trial-tuning", tmp_path)
         except InputError as error:
             refused.append(str(error))

@@ -61,8 +61,8 @@ def test_many_items_lend_few_seeds_no_degrees_of_freedom():
 
 
 def test_one_seed_tells_nothing_and_equal_seeds_the_point():
-    one = Student(0.1, [of_seeds(np.array([0.8]))], Items(0.01, 100))
-    assert one.one_sided_p() == (1.0, 1.0) and one.ends(0.05) is None
+    single = Student(0.1, [of_seeds(np.array([0.8]))], Items(0.01, 100))
+    assert single.one_sided_p() == (1.0, 1.0) and single.ends(0.05) is None
     point = Student(0.1, [of_seeds(np.full(4, 0.8))], Items(0.0, 100))
     assert point.one_sided_p() == (0.0, 1.0) and point.one_sided_p(0.1) == (1.0, 1.0)
     assert point.ends(0.05) == pytest.approx((0.1, 0.1))

@@ -37,27 +37,27 @@ def drawn(difference: float, draws: int = 400) -> list[str]:
     """The words of as many experiments of DESIGN whose true difference is ``difference``."""
     rng, side = np.random.default_rng(0), DESIGN.spread / math.sqrt(2)
     comparison = Comparison("swish", "c", "s", "a", "b", "accuracy")
-    found = []
+    outcomes = []
     for _ in range(draws):
         sides = (Side(rng.normal(mean, side, DESIGN.seeds).tolist(), range(DESIGN.seeds)) for mean in (difference, 0))
         measured = Measured(NETWORKS, *sides, Items(0.0, 10**6, 10**6))
-        found.append(words([Evidence(comparison, measured, DESIGN.margin, most=4000, draws=4000)], 0.05)[0][0])
-    return found
+        outcomes.append(words([Evidence(comparison, measured, DESIGN.margin, most=4000, draws=4000)], 0.05)[0][0])
+    return outcomes
 
 
 def test_the_differences_are_found_as_often_as_said():
     """By the functions that judge: a direction, one of at least the margin, and equivalence of no difference."""
-    found = reach(DESIGN)
-    (detectable, _), (supported, _) = found.smallest_detectable, found.smallest_supported
+    reached = reach(DESIGN)
+    (detectable, _), (supported, _) = reached.smallest_detectable, reached.smallest_supported
     shown = np.mean([word != INCONCLUSIVE for word in drawn(detectable)])
     assert shown == pytest.approx(0.8, abs=0.1)
     assert np.mean([word == SUPPORTED for word in drawn(supported)]) == pytest.approx(0.8, abs=0.1)
     equivalent = np.mean([word == EQUIVALENT for word in drawn(0.0)])
-    assert found.power_of_equivalence[0] == pytest.approx(equivalent, abs=0.1)
-    assert found.equivalent == (equivalent >= 0.5) and found.supported and found.refuted
+    assert reached.power_of_equivalence[0] == pytest.approx(equivalent, abs=0.1)
+    assert reached.equivalent == (equivalent >= 0.5) and reached.supported and reached.refuted
     assert supported == pytest.approx(detectable + DESIGN.margin)
     at_margin = np.mean([word in (SUPPORTED, "different") for word in drawn(DESIGN.margin)])
-    assert found.power_at_margin[0] == pytest.approx(at_margin, abs=0.1)
+    assert reached.power_at_margin[0] == pytest.approx(at_margin, abs=0.1)
 
 
 def test_a_spread_that_is_known_from_few_runs_gives_a_range():
@@ -65,16 +65,16 @@ def test_a_spread_that_is_known_from_few_runs_gives_a_range():
     (low, high), (both, _) = known.smallest_detectable, exact.smallest_detectable
     assert low < both < high and exact.smallest_detectable == (both, both)
     # The ends of S at 80 %: chi squared of 2 degrees of freedom.
-    ends = [math.sqrt(2 / stats.chi2.ppf(one, 2)) for one in (0.9, 0.1)]
+    ends = [math.sqrt(2 / stats.chi2.ppf(share, 2)) for share in (0.9, 0.1)]
     assert (low / both, high / both) == pytest.approx(ends, rel=0.02)
     assert "known from 2 degrees of freedom" in known.sentences[0] and " to " in known.sentences[0]
 
 
 def test_a_claim_without_room_is_warned_of():
     """ReLU errs on 2 of 266: .0075 is all that can be gained, and .02 is asked for."""
-    found = reach(dataclasses.replace(DESIGN, margin=0.02, room=2 / 266))
-    assert not found.supported and found.refuted
-    assert "cannot be supported" in found.warnings[0] and "0.0075" in found.warnings[0]
+    reached = reach(dataclasses.replace(DESIGN, margin=0.02, room=2 / 266))
+    assert not reached.supported and reached.refuted
+    assert "cannot be supported" in reached.warnings[0] and "0.0075" in reached.warnings[0]
     small = dataclasses.replace(DESIGN, spread=0.001)
     room = reach(small).smallest_supported[0] - 0.0001
     narrow = reach(dataclasses.replace(small, room=room))
@@ -83,9 +83,10 @@ def test_a_claim_without_room_is_warned_of():
 
 
 def test_too_few_seeds_are_warned_of():
-    found = reach(dataclasses.replace(DESIGN, seeds=4, comparisons=3, room=0.0))
-    assert not (found.supported or found.refuted or found.equivalent) and found.smallest_detectable is None
-    assert "at least 5 seeds" in found.warnings[0] and not any("cannot be supported" in one for one in found.warnings)
+    reached = reach(dataclasses.replace(DESIGN, seeds=4, comparisons=3, room=0.0))
+    assert not (reached.supported or reached.refuted or reached.equivalent) and reached.smallest_detectable is None
+    assert "at least 5 seeds" in reached.warnings[0]
+    assert not any("cannot be supported" in warning for warning in reached.warnings)
     one_figure = reach(dataclasses.replace(DESIGN, seeds=5, one_figure=True))
     assert "at least 6 seeds" in one_figure.warnings[0]
 
@@ -105,14 +106,14 @@ def test_more_comparisons_need_a_larger_difference():
 
 
 def test_an_unknown_spread_is_reported():
-    found = reach(dataclasses.replace(DESIGN, spread=None, room=0.005))
-    assert found.smallest_detectable is None and "spread between seeds is not known" in found.sentences[0]
-    assert not found.supported and found.refuted
-    (warning,) = found.warnings
+    reached = reach(dataclasses.replace(DESIGN, spread=None, room=0.005))
+    assert reached.smallest_detectable is None and "spread between seeds is not known" in reached.sentences[0]
+    assert not reached.supported and reached.refuted
+    (warning,) = reached.warnings
     assert "cannot be supported" in warning
     for room in (None, 0.02):
-        found = reach(dataclasses.replace(DESIGN, spread=None, room=room))
-        assert found.supported and not found.warnings
+        reached = reach(dataclasses.replace(DESIGN, spread=None, room=room))
+        assert reached.supported and not reached.warnings
     few = reach(dataclasses.replace(DESIGN, spread=None, seeds=3))
     assert (few.supported, few.refuted, few.equivalent) == (False, False, False)
 
@@ -174,13 +175,13 @@ def test_a_tuning_gives_spread_scores_and_room():
 
 def test_a_published_figure_has_no_spread_and_leaves_room_below_one():
     comparison = Comparison("paper", "c", "s", "swish", "reference 0.97", "accuracy", reference=0.97)
-    (found,) = reachable([comparison], 8, 0.01, 0.05, {"paper": 266}, [TUNING])
+    (reached,) = reachable([comparison], 8, 0.01, 0.05, {"paper": 266}, [TUNING])
     (spread, freedom), item = tuned_deviation(TUNING, "swish", "accuracy"), math.sqrt(0.95 * 0.05 / 266)
     expected = reach(
         Design("paper", "swish", "reference 0.97", 8, 1, 0.01, 0.05, spread, item, 1 - 0.97, freedom, True)
     )
-    assert found.smallest_detectable == pytest.approx(expected.smallest_detectable)
-    assert found.sentences == expected.sentences
+    assert reached.smallest_detectable == pytest.approx(expected.smallest_detectable)
+    assert reached.sentences == expected.sentences
 
 
 def test_less_of_a_loss_is_better():
@@ -189,8 +190,8 @@ def test_less_of_a_loss_is_better():
     tuning = {"variants": {"relu-0.1": losses[0], "relu-0.2": losses[1], "swish": losses[0]}}
     comparison = Comparison("swish", "c", "s", "swish", "relu", "loss", equivalence_margin=2.4, higher_is_better=False)
     assert tuned_score(tuning, "relu", comparison) == 2.3
-    (found,) = reachable([comparison], 8, 0.01, 0.05, {"swish": 266}, [tuning])
-    assert not found.supported and "at most 2.3000 can be gained" in found.warnings[0]
+    (reached,) = reachable([comparison], 8, 0.01, 0.05, {"swish": 266}, [tuning])
+    assert not reached.supported and "at most 2.3000 can be gained" in reached.warnings[0]
 
 
 def test_cross_validation_adds_what_folds_share_and_a_baseline_has_seeds():

@@ -27,7 +27,9 @@ def write(tmp_path):
 
     def write(about, hours, version="2", **more):
         names = ("model", "data", "preprocessing", "network", "training")
-        parts = {f"variant {name}": {one: it[one] for one in names} for name, it in about["variants"].items()}
+        parts = {
+            f"variant {name}": {section: it[section] for section in names} for name, it in about["variants"].items()
+        }
         path, now = tmp_path / "results" / "reads.jsonl", START + timedelta(hours=hours)
         data = {"imdb": version}
         with open_test_split(about["name"], about["key"], data, parts, path=path, now=now, **more) as entries:
@@ -42,28 +44,28 @@ def test_the_key_of_a_variant_is_that_of_its_entry(write):
 
 
 def test_reads_count_by_data_set_and_version_whoever_read(write):
-    mine = plan("imdb", "mine", 0.1, 0.2)
+    own = plan("imdb", "mine", 0.1, 0.2)
     write(plan("imdb", "aaaa", 0.3), 0)
     write(plan("other", "bbbb", 0.4), 1)
     write(plan("third", "cccc", 0.1), 2)
     write(plan("imdb", "dddd", 0.3), 3, version="1")
-    entries = write(mine, 4)
+    entries = write(own, 4)
     write(plan("later", "eeee", 0.1), 5)
     # By its name twice, one of them of another version, and once with the settings of han-0.1.
     for name, related in (("han-0.1", 3), ("han-0.2", 2)):
-        assert earlier_reads(entries, mine, "imdb", [name]) == EarlierReads(earlier=3, other=1, related=related)
+        assert earlier_reads(entries, own, "imdb", [name]) == EarlierReads(earlier=3, other=1, related=related)
     # By another name it has the same reads but for those by name; and so has a new plan, after all.
-    renamed = {**mine, "name": "renamed"}
+    renamed = {**own, "name": "renamed"}
     assert earlier_reads(entries, renamed, "imdb", ["han-0.1"]) == EarlierReads(3, 1, 1)
     assert earlier_reads(entries, {**renamed, "key": "new"}, "imdb", ["han-0.2"]) == EarlierReads(4, 1, 1)
 
 
 def test_entries_that_arrive_late_count_by_their_dates(write):
-    mine = plan("imdb", "mine", 0.1)
-    assert earlier_reads(write(mine, 4), mine, "imdb", ["han-0.1"]) == EarlierReads()
+    own = plan("imdb", "mine", 0.1)
+    assert earlier_reads(write(own, 4), own, "imdb", ["han-0.1"]) == EarlierReads()
     entries = write(plan("other", "bbbb", 0.4), 1)
     assert [entry.plan for entry in entries] == ["mine", "bbbb"]
-    assert earlier_reads(entries, mine, "imdb", ["han-0.1"]) == EarlierReads(earlier=1)
+    assert earlier_reads(entries, own, "imdb", ["han-0.1"]) == EarlierReads(earlier=1)
     assert [entry.plan for entry in reads_of(entries, ["imdb"])] == ["bbbb", "mine"]
     assert not reads_of(entries, ["digits"]) and [entry.plan for entry in before(entries, "mine")] == ["bbbb"]
 
@@ -71,9 +73,9 @@ def test_entries_that_arrive_late_count_by_their_dates(write):
 def test_a_run_that_was_read_alone_counts_where_the_plan_has_other_settings(write):
     write({**plan("imdb", settings_key(variant(0.1)), 0.1), "variants": {}}, 0, run="0123")
     for rate, expected in ((0.1, 0), (0.2, 1)):
-        mine = plan("imdb", f"mine {rate}", rate)
-        entries = write(mine, 1)
-        assert earlier_reads(entries[:1], mine, "imdb", [f"han-{rate}"]).earlier == expected
+        own = plan("imdb", f"mine {rate}", rate)
+        entries = write(own, 1)
+        assert earlier_reads(entries[:1], own, "imdb", [f"han-{rate}"]).earlier == expected
 
 
 @pytest.mark.parametrize(
@@ -98,11 +100,11 @@ def commit(hours):
 
 
 def test_all_was_fixed_before_the_runs_only_where_no_read_is_older(write):
-    mine = plan("imdb", "mine", 0.1)
+    own = plan("imdb", "mine", 0.1)
     write(plan("other", "aaaa", 0.3), 0)
     write(plan("copy", "bbbb", 0.1), 2)
     write(plan("imdb", "cccc", 0.3), 4)
-    entries = write(mine, 6)
+    entries = write(own, 6)
     expected = {
         1: "Fixed before the runs",
         3: "Fixed after 1 read of its networks by another experiment",
@@ -110,8 +112,8 @@ def test_all_was_fixed_before_the_runs_only_where_no_read_is_older(write):
         7: "Changed after 2 reads",
     }
     for hours, words in expected.items():
-        assert standing(Fixed(commit(hours), commit(0)), entries, mine) == words
+        assert standing(Fixed(commit(hours), commit(0)), entries, own) == words
         # The rule is fixed too.
-        assert standing(Fixed(commit(0), commit(hours)), entries, mine) == words
-    assert standing(None, entries, mine) == "Not known whether fixed before the runs"
-    assert standing(Fixed(commit(0), commit(0)), read_ledger(), {**mine, "data": {}}) == "Fixed before the runs"
+        assert standing(Fixed(commit(0), commit(hours)), entries, own) == words
+    assert standing(None, entries, own) == "Not known whether fixed before the runs"
+    assert standing(Fixed(commit(0), commit(0)), read_ledger(), {**own, "data": {}}) == "Fixed before the runs"

@@ -84,7 +84,7 @@ def test_less_is_better_turns_the_difference_round():
     loss = dataclasses.replace(COMPARISON, metric="loss", higher_is_better=False)
     (verdict,) = judge([loss], [networks(OLD, NEW)], 0.01)
     assert verdict.verdict == SUPPORTED and verdict.mean == pytest.approx(0.025)
-    assert list(verdict.differences.values()) == pytest.approx([np.mean(NEW) - one for one in OLD])
+    assert list(verdict.differences.values()) == pytest.approx([np.mean(NEW) - score for score in OLD])
 
 
 @pytest.mark.parametrize("kind", [NETWORKS, PAIRS, ONE_FIGURE])
@@ -133,7 +133,7 @@ def test_the_sides_may_have_different_seeds():
 def test_pairs_keep_what_both_sides_share():
     """A spread that both readings of a network have is no spread of their difference."""
     common = np.linspace(0, 0.2, 8)
-    first, second = (side((np.array(one) + common).tolist()) for one in (NEW, OLD))
+    first, second = (side((np.array(scores) + common).tolist()) for scores in (NEW, OLD))
     assert judged(Measured(PAIRS, first, second, ITEMS)).verdict == SUPPORTED
     assert judged(Measured(NETWORKS, first, second, ITEMS)).verdict == INCONCLUSIVE
 
@@ -141,24 +141,24 @@ def test_pairs_keep_what_both_sides_share():
 def test_one_figure_is_taken_as_exact():
     verdict = judged(Measured(ONE_FIGURE, side(NEW), Side([0.8]), ITEMS))
     assert verdict.verdict == SUPPORTED and verdict.sentence.endswith("old is one figure, taken as exact.")
-    assert verdict.p == 2 / 2**8 and list(verdict.differences.values()) == pytest.approx([one - 0.8 for one in NEW])
+    assert verdict.p == 2 / 2**8 and list(verdict.differences.values()) == pytest.approx([score - 0.8 for score in NEW])
     turned = judged(Measured(ONE_FIGURE, Side([0.8]), side(NEW), ITEMS))
     assert turned.verdict == REFUTED and "new is one figure" in turned.sentence
-    assert list(turned.differences.values()) == pytest.approx([0.8 - one for one in NEW])
+    assert list(turned.differences.values()) == pytest.approx([0.8 - score for score in NEW])
 
 
 def test_holm_leaves_alpha_to_those_that_have_not_shown_their_margin():
     """Beside one that shows its margin a comparison has all of alpha, and half of it beside a direction alone."""
-    weak = networks([one + 0.0026 for one in OLD[:6]], OLD[:6], Items(0.0, 10_000, 10_000))
+    weak = networks([score + 0.0026 for score in OLD[:6]], OLD[:6], Items(0.0, 10_000, 10_000))
     alone = judge([COMPARISON], [weak], 0.002)[0]
     assert alone.verdict == DIFFERENT and 0.025 < alone.p < 0.05
     beside_supported = judge([COMPARISON] * 2, [weak, networks()], 0.002)
-    assert [one.verdict for one in beside_supported] == [DIFFERENT, SUPPORTED]
+    assert [verdict.verdict for verdict in beside_supported] == [DIFFERENT, SUPPORTED]
     assert beside_supported[0].level == 0.05 and beside_supported[1].level == 0.025
     wide = dataclasses.replace(COMPARISON, equivalence_margin=0.0249)
     beside_different = judge([COMPARISON, wide], [weak, networks()], 0.002)
-    assert [one.verdict for one in beside_different] == [INCONCLUSIVE, DIFFERENT]
-    assert {one.level for one in beside_different} == {0.025}
+    assert [verdict.verdict for verdict in beside_different] == [INCONCLUSIVE, DIFFERENT]
+    assert {verdict.level for verdict in beside_different} == {0.025}
     assert "after Holm's correction" in beside_different[0].sentence
 
 
@@ -172,10 +172,11 @@ def test_what_was_not_measured_or_is_flagged_counts_and_passes_nothing_on(other)
 
 
 def test_equivalence_is_corrected_over_the_comparisons():
-    same = networks([one + 0.0001 for one in OLD[:4]], OLD[:4], Items(0.0, 10_000, 10_000))
+    same = networks([score + 0.0001 for score in OLD[:4]], OLD[:4], Items(0.0, 10_000, 10_000))
     assert judged(same).verdict == EQUIVALENT
     many = judge([COMPARISON] * 4, [same] * 4, 0.01)
-    assert {one.verdict for one in many} == {INCONCLUSIVE} and many[0].holm_equivalence_p == 4 * many[0].equivalence_p
+    assert {verdict.verdict for verdict in many} == {INCONCLUSIVE}
+    assert many[0].holm_equivalence_p == 4 * many[0].equivalence_p
 
 
 @pytest.mark.parametrize(
@@ -294,7 +295,7 @@ def test_a_verdict_is_flat_values_of_json():
 
 
 def test_a_small_margin_is_told_with_more_digits():
-    small = judged(networks([one / 1000 for one in NEW], [one / 1000 for one in OLD], Items()), margin=1e-5)
+    small = judged(networks([score / 1000 for score in NEW], [score / 1000 for score in OLD], Items()), margin=1e-5)
     assert small.verdict == SUPPORTED and "by 0.000025 [0.0000" in small.sentence
 
 
@@ -316,7 +317,7 @@ def test_cross_validated_seeds_have_the_variance_of_nadeau_and_bengio():
 
 
 def test_the_rows_that_folds_share_bound_what_more_seeds_can_show():
-    close = [one - 0.024 for one in NEW]
+    close = [score - 0.024 for score in NEW]
     plain, corrected = (judged(networks(close, test_to_train=share), margin=0.001) for share in (0.0, 1.0))
     assert plain.verdict == corrected.verdict == INCONCLUSIVE
     assert corrected.seeds_needed is None or corrected.seeds_needed > plain.seeds_needed

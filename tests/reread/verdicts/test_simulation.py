@@ -19,22 +19,22 @@ def test_no_difference_is_seldom_called_one(shape):
     """Five comparisons: without Holm's procedure at least one would be wrong in some 20 % of the experiments."""
     world = World(shape, 6, [0.0] * 5, NARROW)
     drawn = list(experiments(world, DRAWS))
-    found = rates(world, drawn, 5)
-    assert found.direction <= BOUND and found.equivalence == 0 and found.coverage > 0.93
-    uncorrected = [any(one.p < 0.05 for one in experiment) for experiment in drawn]
+    measured = rates(world, drawn, 5)
+    assert measured.direction <= BOUND and measured.equivalence == 0 and measured.coverage > 0.93
+    uncorrected = [any(evidence.p < 0.05 for evidence in experiment) for experiment in drawn]
     assert sum(uncorrected) / DRAWS > 0.1
 
 
 def test_a_difference_of_the_margin_is_seldom_called_none_or_more():
     world = World("normal", 6, [WIDE] * 3, WIDE)
-    found = rates(world, list(experiments(world, DRAWS)), 3)
-    assert found.equivalence <= BOUND and found.size <= BOUND and found.direction == 0
+    measured = rates(world, list(experiments(world, DRAWS)), 3)
+    assert measured.equivalence <= BOUND and measured.size <= BOUND and measured.direction == 0
 
 
 def test_true_differences_and_true_equivalence_are_not_wrong():
     world = World("normal", 6, [10.0, -10.0, 0.0], 5.0)
-    found = rates(world, list(experiments(world, 50)), 3)
-    assert (found.direction, found.size, found.equivalence) == (0, 0, 0)
+    measured = rates(world, list(experiments(world, 50)), 3)
+    assert (measured.direction, measured.size, measured.equivalence) == (0, 0, 0)
 
 
 def test_two_samples_find_more_than_pairs():
@@ -49,7 +49,7 @@ def test_p_that_no_level_reaches_need_not_be_exact(monkeypatch):
     quick = list(experiments(world, 100))
     monkeypatch.setattr(simulation, "EXACT", 1.0)
     whole = list(experiments(world, 100))
-    assert [words(one, 0.05) for one in quick] == [words(one, 0.05) for one in whole]
+    assert [words(experiment, 0.05) for experiment in quick] == [words(experiment, 0.05) for experiment in whole]
     assert any(fast.p < slow.p for fast, slow in zip(itertools.chain(*quick), itertools.chain(*whole), strict=True))
 
 

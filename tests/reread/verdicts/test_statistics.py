@@ -23,18 +23,18 @@ from reread.verdicts.statistics import (
 
 def test_mean_interval_is_the_t_interval():
     values = [0.81, 0.83, 0.80, 0.86]
-    found = mean_interval(values)
+    interval = mean_interval(values)
     low, high = stats.t.interval(0.95, 3, np.mean(values), stats.sem(values))
-    assert (found.mean, found.low, found.high) == pytest.approx((np.mean(values), low, high))
+    assert (interval.mean, interval.low, interval.high) == pytest.approx((np.mean(values), low, high))
 
 
 def test_one_value_has_no_interval_and_equal_values_the_point():
-    one = paired_interval([0.5])
-    assert mean_interval([0.5]).low is None and one.low is None and not one.above(0) and not one.below(1)
+    single = paired_interval([0.5])
+    assert mean_interval([0.5]).low is None and single.low is None and not single.above(0) and not single.below(1)
     # 0.9 - 0.8 and 0.7 - 0.6 differ in the last bits, which must not make a spread.
     for function in (mean_interval, paired_interval):
-        found = function([0.9 - 0.8, 0.7 - 0.6, 0.1])
-        assert found.low == found.high == found.mean and "equal" in found.method
+        interval = function([0.9 - 0.8, 0.7 - 0.6, 0.1])
+        assert interval.low == interval.high == interval.mean and "equal" in interval.method
 
 
 def test_sign_flip_by_hand():
@@ -64,9 +64,9 @@ def test_of_many_seeds_patterns_are_drawn():
     assert sign_flip_p([0.1] * 20) == 2 / 2**20
     assert sign_flip_p([0.1] * 21) == 2 / 100_001
     assert sign_flip_p(differences) == sign_flip_p(differences)
-    found, expected = paired_interval(differences), mean_interval(differences)
-    assert found.method == "inverted sign-flip test"
-    assert (found.low, found.high) == pytest.approx((expected.low, expected.high), abs=0.05)
+    interval, expected = paired_interval(differences), mean_interval(differences)
+    assert interval.method == "inverted sign-flip test"
+    assert (interval.low, interval.high) == pytest.approx((expected.low, expected.high), abs=0.05)
 
 
 def test_sign_flip_keeps_its_level():
@@ -98,14 +98,14 @@ def test_the_interval_inverts_the_test(alpha):
     rng = np.random.default_rng(2)
     for _ in range(300):
         differences = np.round(rng.normal(0.8, 1, rng.integers(6, 11)) * rng.integers(1, 6)) / 611
-        found = paired_interval(differences, 1 - alpha)
-        assert (found.above(0) or found.below(0)) == (sign_flip_p(differences) < alpha)
+        interval = paired_interval(differences, 1 - alpha)
+        assert (interval.above(0) or interval.below(0)) == (sign_flip_p(differences) < alpha)
 
 
 def test_six_seeds_have_their_range_and_five_no_exact_interval():
     # Of the 64 patterns one on each side is outside: the subset means below all others and above all others.
-    found = paired_interval([3, 1, 2, 6, 5, 4])
-    assert (found.low, found.high) == (1, 6) and "sign-flip" in found.method
+    interval = paired_interval([3, 1, 2, 6, 5, 4])
+    assert (interval.low, interval.high) == (1, 6) and "sign-flip" in interval.method
     assert paired_interval([3, 1, 2, 6, 5]).method == "t interval"
 
 
@@ -113,7 +113,9 @@ def test_the_interval_over_seeds_covers_what_it_says():
     """The 95 % interval holds the true mean in at least 94 % of the draws: normal, and skewed alike on both sides."""
     rng = np.random.default_rng(1)
     for draw in (lambda: rng.normal(0, 1, 8), lambda: rng.gamma(2, 1, 8) - rng.gamma(2, 1, 8)):
-        held = [not (found.above(0) or found.below(0)) for found in (paired_interval(draw()) for _ in range(2000))]
+        held = [
+            not (interval.above(0) or interval.below(0)) for interval in (paired_interval(draw()) for _ in range(2000))
+        ]
         assert 0.935 <= np.mean(held) <= 0.985
 
 
@@ -132,8 +134,8 @@ def test_equivalence_keeps_its_level_at_the_margin():
 
 def test_the_ends_of_the_sign_flip_test_are_those_of_the_paired_interval():
     differences = np.random.default_rng(6).normal(0.4, 1, 8)
-    found, test = paired_interval(differences), SignFlip(differences)
-    assert test.ends(0.05) == (found.low, found.high) and SignFlip(differences[:5]).ends(0.05) is None
+    interval, test = paired_interval(differences), SignFlip(differences)
+    assert test.ends(0.05) == (interval.low, interval.high) and SignFlip(differences[:5]).ends(0.05) is None
     low, high = test.ends(0.05)
     assert test.one_sided_p(low - 1e-6)[0] < 0.025 <= test.one_sided_p(low + 1e-6)[0]
     assert test.one_sided_p(high + 1e-6)[1] < 0.025 <= test.one_sided_p(high - 1e-6)[1]
@@ -157,9 +159,9 @@ def test_what_lies_far_from_its_median():
 
 @pytest.mark.parametrize("differences", [[0, 0, 0, 0, 0, 0, 1e-3], [0, 1], [1e-9, -1e-9, 0], [0.1, 0.1, 0.1, -0.1]])
 def test_degenerate_differences_have_finite_intervals(differences):
-    found = paired_interval(differences)
-    assert math.isfinite(found.low) and math.isfinite(found.high)
-    assert found.low <= found.mean <= found.high
+    interval = paired_interval(differences)
+    assert math.isfinite(interval.low) and math.isfinite(interval.high)
+    assert interval.low <= interval.mean <= interval.high
 
 
 def test_seeds_needed_have_the_power_that_they_are_said_to_have():
