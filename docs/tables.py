@@ -28,9 +28,8 @@ sys.path.insert(0, str(ROOT))
 REGION = re.compile(r"(<!-- table: ([a-z0-9_:/-]+) -->\n)(.*?)(<!-- end of table -->)", re.DOTALL)
 Table = tuple[list[str], list[list[str]]]
 # The pages that show an experiment's verdicts among others.
-READERS = ("imdb", "newsgroups20", "quantiles-docstrings", "quantiles-imdb", "quantiles-newsgroups20")
-PAGES = {"default": "#the-default-experiment", **dict.fromkeys(READERS, "readers.md")}
-
+ON_READERS = ("imdb", "newsgroups20", "quantiles-docstrings", "quantiles-imdb", "quantiles-newsgroups20")
+PAGES = {"default": "#the-default-experiment", **dict.fromkeys(ON_READERS, "readers.md")}
 READERS = {
     "han": "HAN",
     "han-ave": "HAN, mean instead of attention (HN-AVE)",
@@ -1008,6 +1007,20 @@ def speed_records() -> Table:
             ]
         )
     return ["goal", "parameters", "epochs", "test accuracy", "seeds", "seconds", "slowest seed"], rows
+
+
+def speed_peers() -> Table:
+    """Return the recipes for 94 % that were timed beside each other, each with the mean of its runs."""
+    from reread.verdicts.statistics import mean_interval
+
+    rows = []
+    for recipe in read_json("benchmarks/results/2026-11-28-nvidia-h100-speed-94-peers.json")["recipes"]:
+        accuracy, seconds = (mean_interval(recipe[name]) for name in ("accuracies", "seconds"))
+        name = f"[{recipe['name']}]({recipe['source']})" if "source" in recipe else recipe["name"]
+        percent = f"{100 * accuracy.mean:.2f} [{100 * accuracy.low:.2f}, {100 * accuracy.high:.2f}] %"
+        timed = f"{seconds.mean:.2f} [{seconds.low:.2f}, {seconds.high:.2f}]"
+        rows.append([name, percent, timed, str(len(recipe["seconds"]))])
+    return ["recipe", "test accuracy", "seconds", "runs"], rows
 
 
 def memory() -> Table:
