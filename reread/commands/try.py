@@ -2,6 +2,7 @@
 
 reread try reviews
 reread try reviews --dry-run          what it would train, how long that takes, and what it can show
+reread try reviews --json             metrics, verdicts and warnings as JSON; with --dry-run the estimate
 reread try reviews --epochs 10 --seeds 8
 reread try reviews --variant word-average         only this network, and the baselines
 reread try reviews --variant han --variant mine   HAN and models/mine.py, beside what was tried before
@@ -16,12 +17,13 @@ type the same command again.
 
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from reread.commands.options import completion, print_results
+from reread.commands.options import AsJson, completion, print_json, print_results, progress, results_of
 
 if TYPE_CHECKING:
     from reread.planning.plan import Plan
@@ -33,6 +35,20 @@ WHOLE_SECONDS = 40  # Prefect's server, two reports
 SHARE_NAMED = 0.9  # of a core, below which other work is named
 LONG_SECONDS = 3600
 ROUNDS = 4  # in which tuning goes on
+
+
+@dataclass(frozen=True)
+class Outlook:
+    """What a try will do. files: the experiments that it writes; to_tune, to_compare: runs that are not finished;
+    seconds: what these take here; further_seconds: how much longer tuning may go on; smallest_difference: what the
+    test rows can show, None where the goal's metrics are no shares of rows."""
+
+    files: list[str]
+    to_tune: int
+    to_compare: int
+    seconds: float
+    further_seconds: float
+    smallest_difference: float | None
 
 
 def known_data() -> list[str]:
@@ -68,11 +84,15 @@ def command(
         typer.Option(min=0, metavar="N", help="Minutes for tuning beyond the first grid; default: as the rest takes."),
     ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plan and the time; write nothing.")] = False,
+    as_json: AsJson = False,
 ) -> None:
-    report = try_networks(name, seeds, epochs, variants or (), metric, minutes, dry_run)
-    if report is not None:
-        print_results(report)
-        print_champion(name, report)
+    with progress(as_json):
+        outcome = try_networks(name, seeds, epochs, variants or (), metric, minutes, dry_run)
+    if as_json:
+        print_json(asdict(outcome) if isinstance(outcome, Outlook) else results_of(outcome))
+    elif not isinstance(outcome, Outlook):
+        print_results(outcome)
+        print_champion(name, outcome)
 
 
 def try_networks(
@@ -83,8 +103,9 @@ def try_networks(
     metric: str | None = None,
     minutes: int | None = None,
     dry_run: bool = False,
-) -> Path | None:
-    """Tune, train and compare networks and baselines on a data set; return the report's folder, None on a dry run.
+) -> Path | Outlook:
+    """Tune, train and compare networks and baselines on a data set; return the report's folder, on a dry run what would
+    be done.
 
     Arguments are the command's options.
     """
@@ -106,18 +127,19 @@ def try_networks(
         print(f"warning: fewer than {FEWEST_SEEDS} seeds decide nothing")
     files = path_of(tuning_name(name)), path_of(name)
     print(f"{'would write' if dry_run else 'writes'} {files[0]}, then {files[1]}")
-    seconds = print_estimate(*plans, minutes, dry_run)
-    if not beyond_labels(entry.task):
-        least, words = smallest_difference(entry.splits["test"]), metric_words(first["metric"])
+    to_tune, to_compare, seconds, further = print_estimate(*plans, minutes, dry_run)
+    least = None if beyond_labels(entry.task) else smallest_difference(entry.splits["test"])
+    if least is not None:
+        words = metric_words(first["metric"])
         print(f"{entry.splits['test']:,} test rows can show a difference of about {least:.3f} or more in {words}")
     if dry_run:
-        return None
+        return Outlook([str(file) for file in files], to_tune, to_compare, seconds, further, least)
 
     from flows.pipeline import pipeline
     from reread.commands.servers import prefect_session
 
     with prefect_session():
-        tuning_plan, metrics = tune(tuning, plans[0], seconds)
+        tuning_plan, metrics = tune(tuning, plans[0], further)
         write_experiment(name, tuned(first, tuning_plan, metrics))
         return Path(pipeline(name, plan=make_plan(name)))
 
@@ -177,11 +199,12 @@ def best_score(metrics: Mapping[str, Any], variant: str) -> float:
     return about["trials"][about["chosen"]] or 0.0
 
 
-def print_estimate(tuning: "Plan", final: "Plan", minutes: int | None, dry_run: bool) -> float:
+def print_estimate(tuning: "Plan", final: "Plan", minutes: int | None, dry_run: bool) -> tuple[int, int, float, float]:
     """Print how many runs the two experiments still have and about how long these take here.
 
-    Return the seconds for which tuning may go on: ``minutes``, or as long as all runs take, finished ones too. The data
-    are prepared for the estimate; on a dry run, what is not there yet in a folder that is removed.
+    Return the runs to tune, those to compare, their seconds, and for how many seconds tuning may go on: ``minutes``,
+    or as long as all runs take, finished ones too. The data are prepared for the estimate; on a dry run, what is not
+    there yet in a folder that is removed.
     """
     import os
     import tempfile
@@ -226,7 +249,7 @@ def print_estimate(tuning: "Plan", final: "Plan", minutes: int | None, dry_run: 
         print(f"then about {duration(further)} more at most, where a choice is at the edge of what was tried")
     if seconds > LONG_SECONDS:
         print(f"shorter: `reread try {final.name} --epochs N`, or --variant NAME for one network alone, or a GPU")
-    return further
+    return len(to_tune), len(to_compare), seconds, further
 
 
 def print_champion(name: str, report: Path) -> None:

@@ -98,4 +98,7 @@ def test_a_dry_run_takes_the_metric_names_the_load_and_writes_nothing(reread, tm
     said = reread("try", "topics", "--metric", "macro_f1", "--dry-run", "--variant", "word-average")
     assert "in macro F1" in said and "load average is 99.5" in said
     assert "10 runs (4 to tune, 6 of 6 seeds)" in said and "evaluation" in said and "baselines" in said
+    estimate = json.loads(reread("try", "topics", "--metric", "macro_f1", "--dry-run", "--json", "-v", "word-average"))
+    assert (estimate["to_tune"], estimate["to_compare"]) == (4, 6) and estimate["seconds"] > 0
+    assert estimate["files"] == ["experiments/topics-tuning.yaml", "experiments/topics.yaml"]
     assert files() == before
