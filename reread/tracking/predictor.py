@@ -14,9 +14,12 @@ import pandas as pd
 from reread import kinds
 from reread.storage.files import read_json
 from reread.storage.prepared import DESCRIPTION
+from reread.tracking.temperature import tempered
 
 # Of several labels: the probability from which a label is given, under "threshold"; without the file it is 0.5.
 THRESHOLD = "threshold.json"
+# Of one label: the temperature of its probabilities, under "temperature"; without the file they are the model's own.
+TEMPERATURE = "temperature.json"
 
 
 class Predictor(ABC):
@@ -25,8 +28,10 @@ class Predictor(ABC):
     def __init__(self, folder: Path) -> None:
         self.description: dict[str, Any] = read_json(folder / DESCRIPTION)
         self.reader = kinds.reader(self.description["kind"])(folder, self.description)
-        path = folder / THRESHOLD
-        self.threshold: float | None = read_json(path)["threshold"] if path.is_file() else None
+        self.threshold, self.temperature = (
+            read_json(folder / name)[Path(name).stem] if (folder / name).is_file() else None
+            for name in (THRESHOLD, TEMPERATURE)
+        )
 
     def check(self, model_input: Any) -> Sequence[Any]:
         """Return the rows of a request; ValueError, in one line, for one that cannot be read."""
@@ -46,6 +51,13 @@ class Predictor(ABC):
                 {name: one for name, one in row.items() if one >= self.threshold} for row in found["probabilities"]
             ]
             found["label"], found["probability"] = [list(row) for row in likely], [list(row.values()) for row in likely]
+        if self.temperature is not None:
+            rows = [list(row.values()) for row in found["probabilities"]]
+            scaled = tempered(rows, self.temperature)
+            found["probability"] = scaled.max(axis=1)
+            found["probabilities"] = [
+                dict(zip(self.description["classes"], row, strict=True)) for row in scaled.tolist()
+            ]
         return found
 
     @abstractmethod

@@ -31,7 +31,7 @@ from reread.storage.errors import InputError, nearest
 from reread.storage.files import read_json
 from reread.storage.job import Job
 from reread.storage.locks import file_lock
-from reread.storage.prepared import DESCRIPTION, Prepared
+from reread.storage.prepared import DESCRIPTION, Prepared, open_prepared
 from reread.storage.run_folder import METRICS, RunFolder
 from reread.tracking.baseline_predictor import SERVED
 from reread.tracking.connection import LOCKS
@@ -51,6 +51,7 @@ from reread.tracking.serving import (
     pack_baseline,
     served_source,
 )
+from reread.tracking.temperature import calibration_of
 from reread.tracking.versions import Registered, Version, files, registered_model
 
 if TYPE_CHECKING:
@@ -76,7 +77,8 @@ def log_model(
 ) -> str:
     """Log the network of a run as a model that takes raw input, register it, and return its version.
 
-    evaluation_directory: its evaluation, which has the threshold of several labels; without it that is 0.5.
+    evaluation_directory: its evaluation, which has the threshold of several labels (without it that is 0.5), and the
+    probabilities on validation by which those of one label are calibrated.
     score: the metric that chooses champions, and the variant's mean of it on validation; None: that of the task.
 
     A version is identified by the tags ``run_key``, ``variant`` and ``source``, the digest of the code that serves it.
@@ -85,7 +87,10 @@ def log_model(
     client, run_directory = tracking.client, Path(run_directory)
     job = Job.read(RunFolder(run_directory))
     description = read_json(job.prepared / DESCRIPTION)
-    threshold = label_threshold(read_json(evaluation_directory / METRICS)) if evaluation_directory else None
+    threshold = calibration = None
+    if evaluation_directory:
+        threshold = label_threshold(read_json(evaluation_directory / METRICS))
+        calibration = calibration_of(evaluation_directory, open_prepared(job.prepared))
     with _locked(tracking):
         run = client.get_run(run_id)
         # The run may have been trained under another name.
@@ -93,7 +98,8 @@ def log_model(
         parent_id = run.data.tags["mlflow.parentRunId"]
         tracking.update_stale_parent(parent_id)
         variant_metrics = client.get_run(parent_id).data.metrics
-        card = model_card(job, description, _data_entry(tracking, job.data), run.data.metrics, variant_metrics)
+        data = _data_entry(tracking, job.data)
+        card = model_card(job, description, data, run.data.metrics, variant_metrics, calibration)
         usual = goal(description["task"]).names[0]
         # The variant's validation score over its seeds: champions are chosen by it. MLflow has not every metric.
         score = score or (usual, variant_metrics[f"validation.{usual}.mean"])
@@ -108,7 +114,7 @@ def log_model(
                 **_validated(description, *score),
                 "validation.seeds": str(int(variant_metrics.get(SEEDS, 1))),
             },
-            lambda folder: pack(run_directory, folder, threshold),
+            lambda folder: pack(run_directory, folder, threshold, calibration),
             description,
         )  # fmt: skip
 
@@ -130,7 +136,8 @@ def log_baseline(
     data, description = prepared.description["name"], prepared.description
     metric = metric or goal(description["task"]).names[0]
     run_id = tracking.baseline(experiment, data, name, baseline.parameters_and_metrics(), description)
-    card = baseline_card(name, baseline, description, data, _data_entry(tracking, data))
+    calibration = calibration_of(baseline.directory, prepared)
+    card = baseline_card(name, baseline, description, data, _data_entry(tracking, data), calibration)
     with _locked(tracking):
         return _register(
             tracking, tracking.client.get_run(run_id), registered_name(data), card,
@@ -143,7 +150,7 @@ def log_baseline(
                 **_validated(description, metric, baseline.metrics["validation"][metric]),
                 "validation.seeds": str(ENOUGH_SEEDS),
             },
-            lambda folder: pack_baseline(baseline, prepared, name, folder),
+            lambda folder: pack_baseline(baseline, prepared, name, folder, calibration),
             description,
         )  # fmt: skip
 

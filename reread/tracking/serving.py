@@ -19,7 +19,8 @@ from reread.storage.prepared import DESCRIPTION, SPLITS, Prepared, open_prepared
 from reread.storage.run_folder import JOB, RESULT, RunFolder
 from reread.storage.source import closure, outside_packages, root_of
 from reread.tracking.baseline_predictor import SERVED, STATE
-from reread.tracking.predictor import THRESHOLD
+from reread.tracking.predictor import TEMPERATURE, THRESHOLD
+from reread.tracking.temperature import Calibration
 
 if TYPE_CHECKING:
     from reread.evaluation.baselines import Baseline
@@ -56,10 +57,10 @@ class Package:
     parameters: dict[str, Any]
 
 
-def pack(run_directory: Path, folder: Path, threshold: float | None) -> Package:
+def pack(run_directory: Path, folder: Path, threshold: float | None, calibration: Calibration | None) -> Package:
     """Copy into ``folder`` (empty) what serving the network of a finished run needs.
 
-    threshold: of ``label_threshold``.
+    threshold: of ``label_threshold``; calibration: of ``calibration_of``.
     InputError where the run has no result or weights, or its prepared data is gone.
     """
     run = RunFolder(Path(run_directory))
@@ -81,7 +82,7 @@ def pack(run_directory: Path, folder: Path, threshold: float | None) -> Package:
             raise InputError(f"{file} is missing: remove its folder and run again to make it")
         shutil.copyfile(file, network / file.name)
     write_json(network / JOB, run.job)
-    _write_threshold(network, threshold)
+    _write_decision(network, threshold, calibration)
     code = _copy_source(
         folder, [*served_modules(job, prepared.kind, prepared.task), *NETWORK_CODE, f"reread.kinds.{prepared.kind}"]
     )
@@ -90,7 +91,9 @@ def pack(run_directory: Path, folder: Path, threshold: float | None) -> Package:
     return Package(SERVED_MODEL, NETWORK, network, code, requirements, example, dict(reader.PARAMETERS))
 
 
-def pack_baseline(baseline: "Baseline", prepared: Prepared, name: str, folder: Path) -> Package:
+def pack_baseline(
+    baseline: "Baseline", prepared: Prepared, name: str, folder: Path, calibration: Calibration | None
+) -> Package:
     """Copy into ``folder`` (empty) what serving the baseline ``name`` needs, fitted on the rows of ``prepared``."""
     from reread.evaluation.baselines import MODEL
 
@@ -104,7 +107,7 @@ def pack_baseline(baseline: "Baseline", prepared: Prepared, name: str, folder: P
     for file in (DESCRIPTION, *reader.FILES, *optional):
         shutil.copyfile(prepared.directory / file, destination / file)
     write_json(destination / SERVED, {"baseline": name})
-    _write_threshold(destination, label_threshold(baseline.metrics))
+    _write_decision(destination, label_threshold(baseline.metrics), calibration)
     code = _copy_source(
         folder, [*baseline_modules(prepared.kind, name, prepared.task), *BASELINE_CODE, f"reread.kinds.{prepared.kind}"]
     )
@@ -122,9 +125,22 @@ def label_threshold(metrics: Mapping[str, Any]) -> float | None:
     return found["overall"] if found else None
 
 
-def _write_threshold(folder: Path, threshold: float | None) -> None:
+def _write_decision(folder: Path, threshold: float | None, calibration: Calibration | None) -> None:
     if threshold is not None:
         write_json(folder / THRESHOLD, {"threshold": threshold})
+    if calibration is not None:
+        write_json(folder / TEMPERATURE, {"temperature": calibration.temperature})
+
+
+def calibration_lines(calibration: Calibration | None) -> list[str]:
+    """Return what a card says of the probabilities that the model gives."""
+    if calibration is None:
+        return []
+    return [
+        f"- Gives probabilities at a temperature of {calibration.temperature:.3g}, the best on validation (Guo et al. "
+        f"2017): the calibration error there is {calibration.error_with_temperature:.4f}, without it "
+        f"{calibration.error:.4f}."
+    ]
 
 
 def _optional(reader: Any, prepared: Path) -> dict[str, str]:
@@ -155,7 +171,8 @@ def served_modules(job: Job, kind: str, task: str) -> list[str]:
     objective = job.training.get("objective", DEFAULT)["name"]
     readers = [kinds.module_of(entry) for entry in (described.collator, described.reader) if entry]
     network = models.source_modules(job.model, job.network)
-    return [*network, f"models.objectives.{objective}", "reread.batches.answers", goals.module_of(task), *readers]
+    own = [f"models.objectives.{objective}", "reread.batches.answers", "reread.tracking.temperature"]
+    return [*network, *own, goals.module_of(task), *readers]
 
 
 def served_source(job: Job, kind: str, task: str) -> str:
@@ -168,7 +185,7 @@ def baseline_modules(kind: str, name: str, task: str) -> list[str]:
     described = kinds.kind(kind)
     (baseline,) = (one for one in described.baselines if one.name == name)
     entries = [entry for entry in (baseline.serve, described.reader) if entry]
-    return [goals.module_of(task), *map(kinds.module_of, entries)]
+    return [goals.module_of(task), "reread.tracking.temperature", *map(kinds.module_of, entries)]
 
 
 def baseline_source(kind: str, name: str, task: str) -> str:
@@ -177,7 +194,12 @@ def baseline_source(kind: str, name: str, task: str) -> str:
 
 
 def baseline_card(
-    name: str, baseline: "Baseline", description: Mapping[str, Any], data_set: str, data: Mapping[str, Any]
+    name: str,
+    baseline: "Baseline",
+    description: Mapping[str, Any],
+    data_set: str,
+    data: Mapping[str, Any],
+    calibration: Calibration | None,
 ) -> str:
     """Return the card of a baseline as markdown; the arguments as ``model_card`` has them."""
     lines = [
@@ -196,7 +218,7 @@ def baseline_card(
             f"| {split}.{metric} | {value:.4f} |" for metric, value in metrics.items() if isinstance(value, float)
         ]
     lines += ["", "It is fitted once: another fit gives the same.", "", "## Limits", ""]
-    lines += limits(description)
+    lines += [*limits(description), *calibration_lines(calibration)]
     return "\n".join(lines) + "\n"
 
 
@@ -229,6 +251,7 @@ def model_card(
     data: Mapping[str, Any],
     metrics: Mapping[str, float],
     variant_metrics: Mapping[str, float],
+    calibration: Calibration | None,
 ) -> str:
     """Return the model card as markdown: task, training data, results and limits.
 
@@ -258,5 +281,5 @@ def model_card(
     lines += ["", "## Limits", ""]
     lines.append("- Chosen as the best of its seeds on validation: expect the mean of the variant, not better.")
     lines += [f"- {limit}" for limit in kinds.reader(description["kind"]).limits(description)]
-    lines += limits(description)
+    lines += [*limits(description), *calibration_lines(calibration)]
     return "\n".join(lines) + "\n"

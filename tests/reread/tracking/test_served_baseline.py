@@ -14,6 +14,7 @@ from reread.tracking.journal import Tracker, reconcile
 from reread.tracking.registry import load_model, log_baseline, set_champion
 from reread.tracking.runs import open_tracking
 from reread.tracking.scoring import make_app
+from reread.tracking.temperature import calibration_of, tempered
 from tests.reads import every_test_split
 from tests.reread.tracking.examples import TEXTS, prepared_images, prepared_text
 from tests.reread.tracking.test_served_model import answer_elsewhere, assert_no_pickle, folder, kept_files, register
@@ -59,9 +60,13 @@ def test_a_baseline_answers_raw_rows_where_the_project_is_not(folder, name, data
     model = load_model(data)
     here = model.predict(given).to_dict("records")
     start, stop = prepared.description["splits"]["test"]
+    calibration, expected = calibration_of(baseline.directory, prepared), baseline.probabilities["test"]
+    assert (calibration is None) == (task == "multi-label")
+    if calibration:
+        expected = tempered(expected, calibration.temperature)
     for rows in (*elsewhere, here):
         found = [[row["probabilities"][one] for one in prepared.classes] for row in rows[start:stop]]
-        np.testing.assert_array_equal(np.array(found, np.float32), baseline.probabilities["test"])
+        np.testing.assert_allclose(np.array(found), expected, rtol=1e-6)
         if task == "multi-label":  # the labels that the report counts
             likely = baseline.probabilities["test"] >= baseline.metrics["validation"]["thresholds"]["overall"]
             wanted = [[one for one, there in zip(prepared.classes, row, strict=True) if there] for row in likely]
