@@ -10,6 +10,7 @@ import pytest
 import torch
 import yaml
 
+from reread.evaluation.run import find_evaluation
 from reread.planning.plan import Plan
 from reread.storage.errors import InputError
 from reread.storage.prepared import open_prepared
@@ -92,11 +93,9 @@ def test_the_table_follows_from_the_runs_and_their_arrays(source, tmp_path):
         counts = np.asarray(prepared.arrays["word_counts"])[rows]
         assert (mine["kept_words"], mine["kept_sentences"]) == (counts.max(), counts.shape[1])
         assert mine["train_padding"] == pytest.approx(1 - counts.sum() / (counts.size * counts.max()))
-        accuracies = [
-            (source.probabilities(one, "test").argmax(axis=1) == prepared.labels[prepared.rows("test")]).mean()
-            for one in source.jobs
-            if one.variant == job.variant
-        ]
+        evaluations = [find_evaluation(run.run_directory) for run in source.jobs if run.variant == job.variant]
+        predictions = [np.load(folder / "test.npy").argmax(axis=1) for folder in evaluations]
+        accuracies = [(labels == prepared.labels[prepared.rows("test")]).mean() for labels in predictions]
         assert mine["test_accuracy"] == pytest.approx(np.mean(accuracies))
     assert table.loc["q100", "train_words_kept"] == table.loc["q100", "train_documents_whole"] == 1
     assert table.loc["q50", "train_words_kept"] < 1
