@@ -27,6 +27,7 @@ from reread.storage.errors import InputError, WorkFailed, command
 from reread.storage.files import write_json
 from reread.tracking.connection import tracking_uri
 from reread.tracking.runs import Tracking, open_tracking
+from reread.tracking.times import now
 
 EXPERIMENT = "tracking-load"
 EPOCHS = 100
@@ -71,7 +72,7 @@ def log_run(
     runs.append((run_id, number, 0))
     for row in rows_of(worker, number):
         before = time.perf_counter()
-        tracking.log_epochs(run_id, [row])
+        tracking.log_metrics(run_id, [(name, int(row["epoch"]), row[name], now()) for name in METRICS])
         spent.append(time.perf_counter() - before)
         runs[-1] = (run_id, number, int(row["epoch"]))
         if time.monotonic() >= end:

@@ -6,7 +6,6 @@ from flows.definition import project_flow
 from flows.parameters import Experiment, GivenPlan, Overrides, Seeds, Variants, plan_of
 from flows.preprocess import preprocess
 from reread.planning.search import with_known_trials
-from reread.tracking.runs import shared_connection
 from tasks.show import show_results
 
 
@@ -27,7 +26,6 @@ def evaluate(
 
     # The plan was made before its trials were trained.
     chosen = with_known_trials(plan_of(plan, experiment, variants, seeds, overrides))
-    with shared_connection():
-        report = evaluate_plan(chosen, preprocess(plan=chosen), so_far)
+    report = evaluate_plan(chosen, preprocess(plan=chosen), so_far)
     show_results(Path(report))
     return report

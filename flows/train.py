@@ -19,12 +19,12 @@ from reread.planning.reach import plan_reach, reach_lines
 from reread.planning.search import rounds
 from reread.planning.tuning import other_settings, published
 from reread.storage.job import Job
-from reread.tracking.journal import settle, waiting
+from reread.tracking.recording import settle, unrecorded
 from reread.training.launcher import allow_training, kept_processes, stop_training
-from tasks.background import tracking_in_background
 from tasks.board import BOARD
 from tasks.liveness import close_dead_flow_runs
 from tasks.progress import say
+from tasks.recording import recording_in_background
 from tasks.train import reuse
 from tasks.train import train as train_run
 
@@ -52,9 +52,9 @@ def train(
         chosen = chosen.without_published()
     for line in [*reach_lines(plan_reach(chosen)), *other_settings(chosen, published(chosen))]:
         say(line, summary=True)
-    # What a kill left running in Prefect and MLflow is closed first, and what waited in journals is sent.
+    # What a kill left running in Prefect and MLflow is closed first, and what waited for MLflow is recorded.
     close_dead_flow_runs(say)
-    settle(chosen.environment.runs, say)
+    settle(chosen.environment, say)
     prepared = preprocess(plan=chosen)
     each = f"{len(chosen.seeds)} {'seed' if len(chosen.seeds) == 1 else 'seeds'}"
     if chosen.folds is not None:
@@ -70,11 +70,11 @@ def train(
         names = f"{len(chosen.variants)} trials of {', '.join(chosen.trials)}"
     say(f"{chosen.name}: {names} on {each}, {workers} {'run' if workers == 1 else 'runs'} at a time", summary=True)
     directories: list[str] = []
-    with kept_processes(), tracking_in_background():
+    with kept_processes(), recording_in_background():
         for jobs in rounds(chosen, prepared):
             directories += _train_jobs(jobs, chosen.environment, fresh, wait)
-    if waiting(chosen.environment.runs):
-        settle(chosen.environment.runs, say)
+    if unrecorded(chosen.environment.runs):
+        settle(chosen.environment, say)
     return directories
 
 

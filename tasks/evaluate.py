@@ -4,7 +4,6 @@ python -m tasks.evaluate [--experiment default]
 """
 
 import argparse
-import dataclasses
 import hashlib
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
@@ -33,7 +32,7 @@ from reread.storage.errors import InputError, command
 from reread.storage.job import Job
 from reread.storage.ledger import SplitRead, add_reads, open_test_split, read_ledger, reads_file, version_of
 from reread.storage.prepared import SPLITS, Prepared, open_prepared
-from reread.tracking.journal import Tracker
+from reread.tracking.recording import BASELINES, Tracker
 from tasks.links import links
 from tasks.preprocess import preprocess
 from tasks.progress import say
@@ -78,7 +77,6 @@ def evaluate(plan: Plan, prepared: Mapping[str, str], so_far: bool = False) -> s
             f"{restored} of {len(jobs)} runs are known from results/, without weights: what needs weights, or "
             "probabilities that are not published, is left out of the report or made for the other runs alone"
         )
-    tracker = Tracker(say)
     data_sets = _rows_of_data_sets(plan, prepared)
     add_reads(entry for job in jobs for entry in read_ledger(reads_file(job.run_directory)))
     versions = {
@@ -90,7 +88,7 @@ def evaluate(plan: Plan, prepared: Mapping[str, str], so_far: bool = False) -> s
     reading: AbstractContextManager[list[SplitRead]] = nullcontext([])
     if "test" in splits:
         reading = open_test_split(experiment, plan.key, versions, plan.key_parts(), folds=plan.folds)
-    with reading as reads:
+    with reading as reads, Tracker(say) as tracker:
         destination = _report(plan, jobs, data_sets, reads, tracker)
     say(f"report: {destination / 'report.html'}")
     return str(destination)
@@ -118,7 +116,7 @@ def _report(
             if place is not None and place[0] not in seeds:
                 continue
             raw = load_raw_rows(data, [split for split in SPLITS if split == "train" or split in splits])
-            fitted[place] = _baselines(data, raw, plan.environment.runs / "baselines", asked_metrics(plan, name))
+            fitted[place] = _baselines(data, raw, plan.environment.runs / BASELINES, asked_metrics(plan, name))
             # Equal rows are in one fold.
             if "test" in splits and place is None:
                 repeated[name] = repeated_rows(raw)
@@ -140,12 +138,13 @@ def _report(
         fixed=fixed(plan),
     )
     if not plan.partial:
-        _track(plan, found, tracker)
+        about: dict[str, Any] = {"report": experiment, "models": [], "baselines": []}
         # One that tunes registers no model: its variants are settings to choose from, not candidates to serve.
         # Cross-validation judges settings: none of its networks is the one to serve.
         if plan.evaluate_on == "test" and plan.folds is None:
             whole = {name: places[None] for name, places in data_sets.items()}
-            _register(plan, records, baselines, whole, found["metrics"], tracker)
+            about |= _candidates(records, baselines, whole, found["metrics"])
+        tracker.report(about, plan.environment)
     return destination
 
 
@@ -153,7 +152,7 @@ def _evaluate_run(job: Job, splits: tuple[str, ...], tracker: Tracker, run_ids: 
     # Where an evaluation exists, the weights are not opened.
     job.run.refuse_damage()
     evaluation = job.run.published_evaluation(splits) or evaluate_run(job.run_directory, job.prepared, splits)
-    run_id = tracker.record(job.run_directory, evaluation, job)
+    run_id = tracker.record(job, evaluation)
     if run_id:
         run_ids[job.run_key] = run_id
     return RunRecord(job.variant, job.data, job.seed, job.run_directory, job.prepared, evaluation)
@@ -240,54 +239,52 @@ def repeated_rows(raw: Mapping[str, Any]) -> np.ndarray:
     return np.array([content(row) in seen for row in raw["test"]], bool)
 
 
-def _track(experiment: Plan, found: dict[str, Any], tracker: Tracker) -> None:
-    """The report as artifacts of a run."""
-    tags = {f"verdict.{verdict['name']}": verdict["verdict"] for verdict in found["verdicts"]}
-    tracker.report(
-        experiment.environment.runs,
-        experiment.name,
-        [Path(file) for file in found["files"] if Path(file).is_file()],
-        tags,
-    )
-
-
-def _register(
-    experiment: Plan,
+def _candidates(
     records: list[RunRecord],
     baselines: Mapping[str, Mapping[str, Baseline]],
     data_sets: Mapping[str, Prepared],
     metrics: Mapping[str, Any],
-    tracker: Tracker,
-) -> None:
-    """Of each variant its best seed as a model, and each baseline; the champion of each data set, by its metric.
+) -> dict[str, list[dict[str, Any]]]:
+    """Return what is registered, as ``record_report`` has it: the best seed of each variant, and each baseline.
 
-    The champion is the best on validation: a variant by its mean, or a baseline that is better than all of them. A run
-    whose weights are on another machine is not registered: one line lists the missing ones.
+    The champion of a data set is the best on validation: a variant by its mean, or a baseline that is better than all
+    of them. A run whose weights are on another machine is not registered: one line lists the missing ones.
     """
-    missing: list[str] = []
+    models, fitted, missing = [], [], []
     champions = {data: champion_of(data, metrics)[0] for data in metrics["champions"]}
     for name, about in metrics["variants"].items():
         best = next(record for record in records if record.variant == name and record.seed == about["best_seed"])
-        job = dataclasses.replace(Job.read(best.run), variant=name, experiment=experiment.name)
         if kinds.kind(best.description["kind"]).reader is None:
             continue  # models of this kind are not served
         if not best.run.weights.is_file():
             missing.append(f"{name} seed {best.seed} ({best.run.weights})")
             continue
         mean = about["validation"][about["score"]]["mean"]
-        score = None if mean is None else (about["score"], mean)
-        tracker.model(best.run_directory, best.evaluation_directory, job, champions[best.data] == name, score)
+        models.append(
+            {
+                "run": best.key,
+                "evaluation": best.evaluation_directory.name,
+                "variant": name,
+                "score": None if mean is None else (about["score"], mean),
+                "champion": champions[best.data] == name,
+            }
+        )
     for data, mine in baselines.items():
         for name, baseline in mine.items():
             if baseline.directory is None or kinds.kind(data_sets[data].kind).reader is None:
                 continue
-            folders = (baseline.directory, data_sets[data].directory)
-            metric = metrics["champions"][data]["metric"]
-            tracker.baseline(
-                experiment.environment.runs, experiment.name, name, *folders, champions[data] == name, metric
+            fitted.append(
+                {
+                    "name": name,
+                    "directory": baseline.directory.name,
+                    "prepared": data_sets[data].directory.name,
+                    "metric": metrics["champions"][data]["metric"],
+                    "champion": champions[data] == name,
+                }
             )
     if missing:
         say(f"weights are missing, so no model is registered and no attention shown of: {', '.join(missing)}")
+    return {"models": models, "baselines": fitted}
 
 
 @command

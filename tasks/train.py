@@ -4,8 +4,8 @@ python -m tasks.train [--variant han] [--experiment default]
 """
 
 import argparse
-import threading
-from collections.abc import Callable, Iterable, Sequence
+import time
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TextIO
@@ -19,21 +19,22 @@ from reread.storage.files import remove_directory, write_json
 from reread.storage.job import Job
 from reread.storage.locks import run_locked
 from reread.storage.run_folder import RunFolder
-from reread.tracking.journal import TrackedRun, Tracker, settle, waiting
+from reread.tracking.recording import settle, unrecorded
 from reread.tracking.runs import ORIGIN, open_tracking
+from reread.tracking.times import Times, now
 from reread.training.launcher import STOPPING, TrainingFailed, TrainingStopped, kept_processes, run_training
 from reread.verdicts.verify import RUNS
-from tasks.background import is_in_background, track
 from tasks.board import BOARD
 from tasks.machine import refuse_other_machine
 from tasks.prefect_run import is_retry
 from tasks.preprocess import preprocess
 from tasks.progress import RunProgress, say
 from tasks.provenance import provenance
+from tasks.recording import record, recording_in_background
 from tasks.step import publishes, step
 
-# A run that ends sooner is logged when it ends, by fewer requests.
-SECONDS_UNTIL_TRACKED = 0.5
+# A run that ends sooner is recorded when it ends, by fewer requests.
+SECONDS_UNTIL_RECORDED = 0.5
 
 
 @step(task_run_name="train-{job.variant}-{job.seed}")
@@ -50,7 +51,7 @@ def train(job: Job, fresh: bool = False, wait: bool = True) -> str:
     here = this_machine()
     remote = any(job.machine[part] != here[part] for part in here)
     # Another process may train the very same run (a deployment beside `dvc repro`): it is trained once.
-    with run_locked(job.run_directory, wait, say) as lock:
+    with run_locked(job.run_directory, wait, say) as lock, recording_in_background():
         if fresh and not is_retry() and job.run_directory.exists() and not remote:
             remove_directory(job.run_directory)
         run = job.run
@@ -87,11 +88,6 @@ def reuse(jobs: Sequence[Job]) -> list[str]:
     return [str(job.run_directory) for job in found]
 
 
-def record(job: Job) -> None:
-    """Record the finished run of a job in MLflow, or in its journal while MLflow is away."""
-    Tracker(say, strict=False).record(job.run_directory, None, job)
-
-
 def is_reusable(run: RunFolder) -> bool:
     return run.finished and run.damage() is None
 
@@ -106,45 +102,31 @@ def recorded_runs(experiments: Iterable[str]) -> set[tuple[str, str, str]]:
 
 
 def _train(job: Job, lock: TextIO | None) -> None:
-    from reread.training.state import COLUMNS  # torch takes a second to import
-
-    about = provenance(job)
-    # A run that ends at once is recorded as a whole.
-    write_json(job.run_directory / ORIGIN, about)
-    ended = threading.Event()
-
-    def start() -> TrackedRun | None:
-        if is_in_background() and ended.wait(SECONDS_UNTIL_TRACKED):
-            return None
-        return TrackedRun(job, about, say)
-
-    tracked = track(start)
-
-    def log(call: Callable[[TrackedRun], None]) -> None:
-        track(lambda: call(run) if (run := tracked.result()) else None)
-
+    write_json(job.run_directory / ORIGIN, provenance(job))
+    times, began = Times.begin(job.run_directory), time.monotonic()
     progress = RunProgress(job)
 
     def follow(event: dict[str, Any]) -> None:
         progress(event)
         if event["event"] == "epoch":
-            row = {name: event[name] for name in COLUMNS}
-            log(lambda run: run.log_epoch(row))
+            times.epochs[str(event["epoch"])] = now()
+            times.write(job.run_directory)
+        if time.monotonic() - began > SECONDS_UNTIL_RECORDED:
+            record(job, live=True)
 
     try:
         run_training(job, follow, lock)
     except (InputError, TrainingFailed) as error:
-        status = "KILLED" if isinstance(error, TrainingStopped) else "FAILED"
-        message = str(error).removeprefix(f"{job.name}: ")
-        track(lambda: (tracked.result() or TrackedRun(job, about, say)).fail(status, message))
-        how = "stopped" if status == "KILLED" else "failed"
-        progress.finish(f"{job.name}: {how}: {message}", trained=False)
+        times.status = "KILLED" if isinstance(error, TrainingStopped) else "FAILED"
+        times.message, times.ended = str(error).removeprefix(f"{job.name}: "), now()
+        times.write(job.run_directory)
+        record(job)
+        how = "stopped" if isinstance(error, TrainingStopped) else "failed"
+        progress.finish(f"{job.name}: {how}: {times.message}", trained=False)
         if isinstance(error, InputError):
-            raise InputError(f"{job.name}: {message}") from None
+            raise InputError(f"{job.name}: {times.message}") from None
         raise
-    finally:
-        ended.set()
-    track(lambda: run.finish() if (run := tracked.result()) else record(job))
+    record(job)
     progress.finish(_summary(job))
 
 
@@ -169,16 +151,16 @@ def main() -> None:
     if publishes(plan.name):
         refuse_other_machine()
     prepared = {key: preprocess.fn(about) for key, about in plan.preparations().items()}
-    settle(plan.environment.runs, say)
+    settle(plan.environment, say)
     BOARD.expect(plan.jobs(prepared), plan.environment.workers)
-    with kept_processes(), ThreadPoolExecutor(plan.environment.workers) as pool:
+    with kept_processes(), recording_in_background(), ThreadPoolExecutor(plan.environment.workers) as pool:
         runs = {
             (job.variant, job.seed, job.fold or 0): Path(folder)
             for jobs in rounds(plan, prepared)
             for job, folder in zip(jobs, pool.map(train.fn, jobs), strict=True)
         }
-    if waiting(plan.environment.runs):
-        settle(plan.environment.runs, say)
+    if unrecorded(plan.environment.runs):
+        settle(plan.environment, say)
     if publishes(plan.name):
         write_json(RESULTS / plan.name / RUNS, run_records(runs))
 

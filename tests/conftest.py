@@ -89,7 +89,7 @@ LONGEST = (
     "test_both_doors.py",
     "reread/commands/test_service.py",
     "reread/commands/test_try.py",
-    "reread/tracking/test_journal.py",
+    "reread/tracking/test_recording.py",
     "reread/training/test_launcher.py",
     "reread/training/test_processes.py",
     "reread/training/test_kills.py",

@@ -42,7 +42,7 @@ from reread.storage.locks import file_lock, holder, is_held, run_lock
 from reread.storage.prepared import DESCRIPTION
 from reread.storage.run_folder import CHECKPOINTS, RunFolder
 from reread.tracking.connection import LOCKS
-from reread.tracking.journal import FOLDER as JOURNALS
+from reread.tracking.recording import FOLDER as UNRECORDED
 
 # A hidden file younger than this may be one that somebody writes now, before it is locked.
 SETTLED_SECONDS = 3600
@@ -210,7 +210,7 @@ def _leftovers(files: set[Path]) -> Iterator[Item]:
             hidden |= dict.fromkeys(inside, run_lock(run.directory))
     reproduced = {path: run_lock(path) for path in (environment.runs / REPRODUCED).glob("[!.]*")}
     for path, lock in (hidden | reproduced).items():
-        if path.name in (".locks", ".gitignore", JOURNALS, REPRODUCED):
+        if path.name in (".locks", ".gitignore", UNRECORDED, REPRODUCED):
             continue
         if time.time() - _touched(path) > SETTLED_SECONDS:
             why = "a reproduction that was kept" if path in reproduced else "left by a process that died"

@@ -75,12 +75,12 @@ def command(
 def close_what_was_killed(client: dict[str, str], console: Console) -> None:
     """Close in Prefect and MLflow what an earlier worker left running when it was killed."""
     from reread.planning.environment import read_environment
-    from reread.tracking.journal import settle
+    from reread.tracking.recording import settle
     from tasks.liveness import close_dead_flow_runs
 
     with client_settings(client):
         close_dead_flow_runs(console.print)
-    settle(read_environment().runs, console.print)
+    settle(read_environment(), console.print)
 
 
 def serve_team(file: Path, console: Console) -> None:

@@ -6,7 +6,7 @@ result of a variant is a tag as well, so that one column has the mean with its i
 
 import contextlib
 import getpass
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -63,20 +63,12 @@ def baseline_tags(score: float | None) -> dict[str, str]:
 
 
 class Results:
-    """The results in an experiment's report, as MLflow's pages show them. ``files``: those of the report."""
+    """The results in an experiment's report, as MLflow's pages show them. ``directory``: the report's."""
 
-    def __init__(self, files: Iterable[Path]) -> None:
-        paths = {path.name: path for path in files}
-        self.metrics = read_json(paths[METRICS])
-        self.plan = read_json(paths[PLAN])
-        self.verdicts = read_json(paths[VERDICTS])["verdicts"]
-
-    @classmethod
-    def of(cls, files: Iterable[Path]) -> "Results | None":
-        """Return the results where all of their files are there."""
-        files = list(files)
-        wanted = {METRICS, VERDICTS, PLAN}
-        return cls(files) if wanted <= {path.name for path in files if path.is_file()} else None
+    def __init__(self, directory: Path) -> None:
+        self.metrics = read_json(directory / METRICS)
+        self.plan = read_json(directory / PLAN)
+        self.verdicts = read_json(directory / VERDICTS)["verdicts"]
 
     @property
     def runs(self) -> set[tuple[str, str]]:

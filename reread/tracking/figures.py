@@ -3,7 +3,6 @@
 import json
 import math
 import re
-import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,7 @@ from reread.goals import goal
 from reread.storage.digests import whole
 from reread.storage.files import read_json
 from reread.storage.job import Job
-from reread.storage.run_folder import LATENCY, METRICS, RESULT, RunFolder, evaluate_again
+from reread.storage.run_folder import LATENCY, METRICS, RunFolder, evaluate_again
 
 # Entries of result.json that are no figure of merit, or are logged per epoch already.
 NO_METRICS = {"seed", "validation", "betas"}
@@ -24,13 +23,6 @@ LATENCY_METRICS = ("one_by_one", "in_one_batch")
 INTERVAL = {"mean": "mean", "low": "mean_low", "high": "mean_high"}
 SEEDS = "variant.seeds"
 REFUSED = re.compile(r"[^\w./: -]")
-
-
-def began_and_ended(run_directory: Path) -> tuple[int, int]:
-    """Return when a finished run began and ended, in milliseconds since 1970, by its files."""
-    folder = RunFolder(run_directory)
-    ended = int((folder.directory / RESULT).stat().st_mtime * 1000) if folder.finished else int(time.time() * 1000)
-    return ended - int(folder.timing.get("seconds", 0.0) * 1000), ended
 
 
 def read_if_exists(path: Path) -> dict[str, Any]:

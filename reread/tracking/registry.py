@@ -96,7 +96,7 @@ def log_model(
         # The run may have been trained under another name.
         job = replace(job, variant=run.data.params["variant"])
         parent_id = run.data.tags["mlflow.parentRunId"]
-        tracking.update_stale_parent(parent_id)
+        tracking.update_parents()
         variant_metrics = client.get_run(parent_id).data.metrics
         data = _data_entry(tracking, job.data)
         card = model_card(job, description, data, run.data.metrics, variant_metrics, calibration)

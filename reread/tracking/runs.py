@@ -5,46 +5,33 @@ Each of our experiments is one MLflow experiment. In it, a child run is one (var
 seeds trained later join it. One more run, tagged ``report``, holds the experiment's report. Code names runs by explicit
 ids: no active run, no autolog. Models go through reread/tracking/registry.py.
 
-MLflow is a log and decides nothing. If its database is deleted, ``record`` writes the finished runs of runs/ again. A
-process that tracks a run holds a lock, which the kernel frees however the process dies. From free locks ``reconcile``
-knows which RUNNING runs nobody trains any more.
-
-Tracking never stops training: what MLflow cannot take waits in reread/tracking/journal.py.
+MLflow is a log and decides nothing. ``record`` writes it from a run's folder, and may be called at any time and again:
+as epochs end, at the end, after the evaluation, and after an outage or a deleted database.
 """
 
 import contextlib
 import json
 import shutil
 import tempfile
-import time
 import uuid
-from collections.abc import Collection, Iterable, Iterator, Mapping
-from contextvars import ContextVar
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any, TextIO
 
 from reread.goals import goal
+from reread.storage.digests import DIGESTS
 from reread.storage.errors import InputError
-from reread.storage.files import below, content_key, read_json, write_json, write_text
+from reread.storage.files import below, content_key, read_json, write_text
 from reread.storage.job import Job
-from reread.storage.locks import file_lock, run_lock
+from reread.storage.locks import file_lock
 from reread.storage.prepared import DESCRIPTION
-from reread.storage.run_folder import (
-    ENVIRONMENT,
-    HISTORY,
-    JOB,
-    LOG,
-    RESULT,
-    TIMING,
-    RunFolder,
-)
+from reread.storage.run_folder import ENVIRONMENT, HISTORY, JOB, LOG, METRICS, RESULT, TIMING, RunFolder
 from reread.tracking import descriptions
 from reread.tracking.addresses import ARTIFACTS
-from reread.tracking.connection import LOCKS, connect, refuse_silent_server, tracking_uri
+from reread.tracking.connection import LOCKS, connect, tracking_uri
 from reread.tracking.descriptions import NOTE, ROLE, SEED
 from reread.tracking.figures import (
-    began_and_ended,
     betas,
     environment_tags,
     finite,
@@ -55,7 +42,7 @@ from reread.tracking.figures import (
     variant_parameters,
 )
 from reread.tracking.pages import run_page, server_of
-from reread.tracking.run_locks import RUN_LOCKS
+from reread.tracking.times import Times, now, written
 from reread.tracking.views import views
 
 if TYPE_CHECKING:
@@ -70,6 +57,10 @@ NOT_OF_THE_VARIANT = {"seed", "fold", "run_key", "key_parts", "run_directory", "
 REPORT = "report"
 ORIGIN = "origin.json"
 RUN_FILES = (JOB, RESULT, TIMING, ENVIRONMENT, LOG)
+# A metric: its name, step, value, and time in milliseconds since 1970.
+Figure = tuple[str, int, Any, int]
+# How a run without a result ended where nobody wrote it down.
+GONE = ("KILLED", "the process was gone; run again to resume it")
 
 
 def run_name(job: Job) -> str:
@@ -95,46 +86,8 @@ def by_seed(runs: Iterable["Run"]) -> list[Mapping[str, float]]:
 
 
 def open_tracking(root: Path = Path()) -> "Tracking":
-    """Connect to MLflow (``connect``), or return the connection of ``shared_connection``; Unavailable as there."""
-    uri = tracking_uri(root)
-    shared = (Shared.connections or {}).get((uri, root.resolve()))
-    if shared is not None:
-        refuse_silent_server(uri)
-        return shared
-    tracking = Tracking(connect(root), uri, root)
-    if Shared.connections is not None:
-        Shared.connections[uri, tracking.root] = tracking
-        tracking.stale_parents = set()
-    return tracking
-
-
-class Shared:
-    """The connections within ``shared_connection``, by address and folder; None outside of it."""
-
-    connections: "dict[tuple[str, Path], Tracking] | None" = None
-
-
-@contextlib.contextmanager
-def shared_connection() -> Iterator[None]:
-    """Let ``open_tracking`` return one connection within the block, and update parents once, at its end.
-
-    The connection remembers the ids of experiments and parents. A parent that cannot be updated is updated with its
-    next run.
-    """
-    if Shared.connections is not None:
-        yield
-        return
-    Shared.connections = {}
-    try:
-        yield
-    finally:
-        opened, Shared.connections = Shared.connections, None
-        for tracking in opened.values():
-            stale, tracking.stale_parents = tracking.stale_parents or (), None
-            for parent_id in stale:
-                # whatever MLflow, its database or its server raise
-                with contextlib.suppress(Exception):
-                    tracking.update_parent(parent_id)
+    """Connect to MLflow (``connect``); Unavailable as there."""
+    return Tracking(connect(root), tracking_uri(root), root)
 
 
 def report_page(experiment: str, root: Path = Path()) -> str | None:
@@ -151,17 +104,8 @@ def report_page(experiment: str, root: Path = Path()) -> str | None:
     return run_page(server_of(tracking.uri), run.info.experiment_id, run.info.run_id, descriptions.PAGE)
 
 
-# When that happened which is logged now, in milliseconds since 1970; None: now. Each thread has its own.
-HAPPENED: ContextVar[int | None] = ContextVar("happened", default=None)
-
-
-def logged_at() -> int:
-    """Return the time of what is logged, in milliseconds since 1970."""
-    return HAPPENED.get() or int(time.time() * 1000)
-
-
 class Tracking:
-    """A connection to MLflow. Made by ``open_tracking``; may be shared by threads."""
+    """A connection to MLflow, which remembers the ids of experiments and parents. Made by ``open_tracking``."""
 
     def __init__(self, client: "MlflowClient", uri: str, root: Path) -> None:
         self.client = client
@@ -170,158 +114,87 @@ class Tracking:
         self.logged_steps: dict[str, dict[str, set[int]]] = {}
         self.experiment_ids: dict[str, str] = {}
         self.parent_ids: dict[str, str] = {}
-        # Parents to update later, of a connection that is shared.
-        self.stale_parents: set[str] | None = None
+        # Of runs that were recorded, until ``update_parents``.
+        self.stale_parents: set[str] = set()
+        # The runs that train, by experiment, variant and key.
+        self.live_ids: dict[tuple[str, str, str], str] = {}
 
     # One run
 
-    def start(self, job: Job, about: Mapping[str, Any], began: int | None = None) -> str:
-        """Find or create the run of ``job`` and return its id, RUNNING and locked by this process.
+    def record(self, job: Job, evaluation_directory: Path | None = None, live: bool = False) -> str:
+        """Find or create the run of ``job``, bring it up to what its folder has, and return its id.
 
-        ``about`` becomes tags (nested names are joined by dots): commit, data digests, Prefect's run, GPU, torch. It is
-        also written to origin.json in the run's folder, in case MLflow's database is lost. An interrupted run resumes
-        as the same MLflow run. ``began``: when a run that is logged afterwards began, in milliseconds since 1970.
+        Only what MLflow lacks is written. Beside epochs, result and files the folder has times.json, when they came
+        about and how the run ended, and origin.json, who made it: names and values that become tags, nested ones joined
+        by dots. evaluation_directory: an evaluation of the run. live: a process trains it, so that it is RUNNING; else
+        it is FINISHED where it has a result, and has ended as times.json says, or KILLED, where it has none.
         """
-        origin = job.run_directory / ORIGIN
-        if about:
-            write_json(origin, about)
-        else:
-            about = read_if_exists(origin)
-        experiment_id = self.experiment(job.experiment)
-        RUN_LOCKS.acquire(self._run_lock(experiment_id, job.run_key))
-        parent_id = self.parent(job, began)
-        with self._locked():
+        name = (job.experiment, job.variant, job.run_key)
+        folder, times = job.run, Times.read(job.run_directory)
+        result = {} if live else folder.result
+        began, ended = times.span(folder, bool(result))
+        epochs = _epochs(folder, times, ended, bool(result))
+        if live and name in self.live_ids:
+            self.log_metrics(self.live_ids[name], epochs)
+            return self.live_ids[name]
+        description = read_json(job.prepared / DESCRIPTION)
+        experiment_id, parent_id = self.experiment(job.experiment), self.parent(job, began)
+        with file_lock(self.root / LOCKS / "recorded" / f"{experiment_id}-{job.run_key}.lock"):
             run = self._find_run(experiment_id, job)
+            tags: dict[str, str] = {}
+            if not (result and run and run.info.status == "FINISHED"):
+                about = read_if_exists(job.run_directory / ORIGIN)
+                tags = {
+                    **descriptions.origin(descriptions.command_of(job, seed=True), about),
+                    NOTE: descriptions.seed_note(job),
+                    **flat(about),
+                    "run_key": job.run_key,
+                    "mlflow.parentRunId": parent_id,
+                    "folder": self._workspace_id(),
+                    **seed_and_fold(job),
+                    ROLE: SEED,
+                    "task": description["task"],
+                }
+            if result:
+                known = {**run.data.tags, **tags} if run else tags
+                tags |= flat(environment_tags(known, folder) | {"kernels": result.get("kernels")})
             if run is None:
-                tags = {"run_key": job.run_key, "mlflow.parentRunId": parent_id, "folder": self._workspace_id()}
-                run = self.client.create_run(
-                    experiment_id, start_time=began or logged_at(), run_name=run_name(job), tags=tags
-                )
-            description = read_json(job.prepared / DESCRIPTION)
-            parameters = {**variant_parameters(job, description), **seed_and_fold(job)}
-            tags = {
-                **descriptions.origin(descriptions.command_of(job, seed=True), about),
-                NOTE: descriptions.seed_note(job),
-                **flat(about),
-                "folder": self._workspace_id(),
-                **seed_and_fold(job),
-                ROLE: SEED,
-                "task": description["task"],
-            }
-            self._log_params_and_tags(run, parameters, tags)
+                run = self.client.create_run(experiment_id, start_time=began, run_name=run_name(job), tags=tags)
+                self.logged_steps[run.info.run_id] = {}
+            self._log_params_and_tags(run, {**variant_parameters(job, description), **seed_and_fold(job)}, tags)
             self._log_dataset(run, job, description)
-            run_id: str = run.info.run_id
-            if run.info.status != "RUNNING":
-                self.client.update_run(run_id, status="RUNNING")
+            figures: list[Figure] = []
+            if result:
+                latest = run_figures(folder, description["task"], run.data.metrics, evaluation_directory)
+                measured = written(evaluation_directory / METRICS) if evaluation_directory else ended
+                figures = [*self._latest(run, latest, measured), *((*beta, ended) for beta in betas(result))]
+            self.log_metrics(run.info.run_id, [*epochs, *figures])
+            self._set_status(run, folder, "RUNNING" if live else "FINISHED" if result else "", times, ended)
+        if result:
+            self.stale_parents.add(run.data.tags["mlflow.parentRunId"])
+        run_id: str = run.info.run_id
+        self.live_ids.pop(name, None)
+        if live:
+            self.live_ids[name] = run_id
         return run_id
 
-    def log_epochs(self, run_id: str, rows: Iterable[Mapping[str, Any]]) -> None:
-        """Log each number of each row (a mapping with ``epoch``, 1 for the first) at the step of its epoch.
-
-        A step that is logged already is skipped, so the whole history may be passed again after a resume.
-        """
-        self._log_metrics(run_id, ((key, int(row["epoch"]), row[key]) for row in rows for key in row if key != "epoch"))
-
-    def finish(
-        self, run_id: str, run_directory: Path, evaluation_directory: Path | None = None, ended: int | None = None
-    ) -> None:
-        """Log the files of a finished run, all epochs included, mark it FINISHED and update its parent's metrics.
-
-        Call it again with ``evaluation_directory`` (which has metrics.json) after the evaluation. ``ended``: when the
-        run ended, in milliseconds since 1970; default: now.
-        """
-        folder = RunFolder(Path(run_directory))
-        result = folder.require_result()
-        if (folder.directory / HISTORY).is_file():
-            self.log_epochs(run_id, folder.history())
-        run = self.client.get_run(run_id)
-        figures = run_figures(folder, run.data.tags["task"], run.data.metrics, evaluation_directory)
-        with self._locked():
-            self._log_latest(run_id, figures)
-            self._log_metrics(run_id, betas(result))
-            software = environment_tags(run.data.tags, folder) | {"kernels": result.get("kernels")}
-            self._log_params_and_tags(run, {}, flat(software))
-        if run.info.status != "FINISHED":
+    def _set_status(self, run: "Run", folder: RunFolder, status: str, times: Times, ended: int) -> None:
+        """Set the status of a run that is RUNNING, FINISHED with its files, or ended as its times say."""
+        run_id = run.info.run_id
+        if status == run.info.status:
+            return
+        if status == "RUNNING":
+            self.client.update_run(run_id, status=status)
+            return
+        if status == "FINISHED":
             if "ended_by" in run.data.tags:
                 self.client.delete_tag(run_id, "ended_by")
             self._log_files(run_id, [folder.directory / name for name in RUN_FILES])
-            self._terminate(run, "FINISHED", ended)
-        self._release(run)
-        self._parent_changed(run.data.tags["mlflow.parentRunId"])
-
-    def fail(self, run_id: str, status: str = "FAILED", message: str = "") -> None:
-        """Set the final status of a run without a result: FAILED, or KILLED where it was stopped from outside."""
-        self.client.set_tag(run_id, "ended_by", message[:5000])
-        run = self.client.get_run(run_id)
-        self._terminate(run, status)
-        self._release(run)
-
-    def record(
-        self,
-        run_directory: Path,
-        evaluation_directory: Path | None = None,
-        job: Job | None = None,
-    ) -> str:
-        """Write a run that is finished in runs/ to MLflow, where it is missing or incomplete; return its id.
-
-        ``job`` names the experiment that it belongs to; the default is the one that trained it. When two processes
-        record a run at once, the second waits and finds it.
-        """
-        run_directory = Path(run_directory)
-        job = job or Job.read(RunFolder(run_directory))
-        experiment_id = self.experiment(job.experiment)
-        lock = self._run_lock(experiment_id, job.run_key)
-        RUN_LOCKS.acquire(lock)
-        try:
-            run = self._find_run(experiment_id, job)
-            if run is None:
-                return self._record_new(run_directory, evaluation_directory, job, experiment_id)
-            began, ended = began_and_ended(run_directory)
-            run_id = run.info.run_id if run.info.status == "FINISHED" else self.start(job, {}, began)
-            self.finish(run_id, run_directory, evaluation_directory, ended)
-        finally:
-            RUN_LOCKS.release(lock)
-        return run_id
-
-    def _record_new(self, run_directory: Path, evaluation_directory: Path | None, job: Job, experiment_id: str) -> str:
-        """Write a finished run that MLflow does not have, by as few requests as there can be; return its id."""
-        folder = RunFolder(run_directory)
-        began, ended = began_and_ended(run_directory)
-        result, parent_id = folder.require_result(), self.parent(job, began)
-        description = read_json(job.prepared / DESCRIPTION)
-        about = read_if_exists(run_directory / ORIGIN)
-        tags = {
-            **descriptions.origin(descriptions.command_of(job, seed=True), about),
-            NOTE: descriptions.seed_note(job),
-            **flat(about),
-            "run_key": job.run_key,
-            "mlflow.parentRunId": parent_id,
-            "folder": self._workspace_id(),
-            **seed_and_fold(job),
-            ROLE: SEED,
-            "task": description["task"],
-        }
-        tags |= flat(environment_tags(tags, folder) | {"kernels": result.get("kernels")})
-        with self._locked():
-            run = self.client.create_run(experiment_id, start_time=began, run_name=run_name(job), tags=tags)
-            run_id: str = run.info.run_id
-            self._log_params_and_tags(run, {**variant_parameters(job, description), **seed_and_fold(job)}, {})
-            self._log_dataset(run, job, description)
-            self.logged_steps[run_id] = {}
-            figures = run_figures(folder, description["task"], {}, evaluation_directory)
-            epochs = folder.history() if (run_directory / HISTORY).is_file() else []
-            self._log_metrics(
-                run_id,
-                [
-                    *((key, int(row["epoch"]), row[key]) for row in epochs for key in row if key != "epoch"),
-                    *((key, 0, value) for key, value in figures.items()),
-                    *betas(result),
-                ],
-            )
-        self._log_files(run_id, [run_directory / name for name in RUN_FILES])
-        self.client.set_terminated(run_id, "FINISHED", ended)
-        self._parent_changed(parent_id)
-        return run_id
+        else:
+            status, message = (times.status, times.message) if times.status else GONE
+            self.client.set_tag(run_id, "ended_by", message[:5000])
+        # No run ends before it began, also where the clock was set back in between.
+        self.client.set_terminated(run_id, status, max(ended, run.info.start_time))
 
     def _log_files(self, run_id: str, files: Iterable[Path]) -> None:
         """Log the files that exist as artifacts, by one request; InputError for a link that leads out of its folder."""
@@ -331,77 +204,69 @@ class Tracking:
                     shutil.copy2(below(file.parent, file.name, "remove the link"), folder)
             self.client.log_artifacts(run_id, folder)
 
-    def _parent_changed(self, parent_id: str) -> None:
-        """Update a parent, or, of a connection that is shared, note that it is to be updated."""
-        if self.stale_parents is None:
+    def update_parents(self) -> None:
+        """Update the parents of the finished runs that were recorded since the last time."""
+        for parent_id in [*self.stale_parents]:
             self.update_parent(parent_id)
-        else:
-            self.stale_parents.add(parent_id)
-
-    def update_stale_parent(self, parent_id: str) -> None:
-        """Update a parent that a shared connection was to update at its end: its metrics are needed now."""
-        if self.stale_parents and parent_id in self.stale_parents:
             self.stale_parents.discard(parent_id)
-            self.update_parent(parent_id)
 
     def recorded(self, experiment: str) -> set[tuple[str, str]]:
         """Return (variant, run key) of an experiment's runs that are FINISHED."""
-        found = self.client.get_experiment_by_name(experiment)
-        if found is None:
+        experiment_id = self._existing(experiment)
+        if experiment_id is None:
             return set()
-        runs = self._search([found.experiment_id], "attributes.status = 'FINISHED' and tags.run_key != ''")
+        runs = self._search([experiment_id], "attributes.status = 'FINISHED' and tags.run_key != ''")
         return {(run.data.params["variant"], run.data.tags["run_key"]) for run in runs}
 
-    def reconcile(self, runs_root: Path) -> dict[str, str]:
-        """Set the final status of RUNNING runs that no process of this folder trains; return {run id: status}.
+    def running(self) -> dict[str, dict[str, Any]]:
+        """Return the key, experiment and variant of the RUNNING runs by id; one that was killed at once has no variant.
 
-        FINISHED where runs/ has the result, else KILLED. A run is live while a process holds the lock of its tracking
-        or that of its folder: one that resumed while MLflow was away holds the latter alone. Runs that were started
-        from another folder, or on another machine that tracks on the same server, are left alone.
+        Runs of another folder or machine that tracks on this server are left out.
         """
-        settled = {}
-        wanted = f"attributes.status = 'RUNNING' AND tags.folder = '{self._workspace_id()}'"
-        for run in self._search([one.experiment_id for one in self.client.search_experiments()], wanted):
-            run_id, run_key = run.info.run_id, run.data.tags["run_key"]
-            run_directory = Path(runs_root) / run_key
-            tracked = self._run_lock(run.info.experiment_id, run_key)
-            with file_lock(run_lock(run_directory), blocking=False) as free, file_lock(tracked, blocking=False) as also:
-                # Its own process may have ended it between the search and the lock.
-                if not (free and also) or self.client.get_run(run_id).info.status != "RUNNING":
-                    continue
-                folder = RunFolder(run_directory)
-                if folder.finished:
-                    self.finish(run_id, run_directory)
-                    settled[run_id] = "FINISHED"
-                else:
-                    # What the process had not logged when it ended.
-                    with contextlib.suppress(InputError):
-                        self.log_epochs(run_id, folder.history())
-                    self.fail(run_id, "KILLED", "the process was gone; run again to resume it")
-                    settled[run_id] = "KILLED"
-        return settled
+        names = {experiment.experiment_id: experiment.name for experiment in self.client.search_experiments()}
+        runs = self._search([*names], f"attributes.status = 'RUNNING' AND tags.folder = '{self._workspace_id()}'")
+        return {
+            run.info.run_id: {"run": run.data.tags["run_key"], "experiment": names[run.info.experiment_id]}
+            | {name: value for name, value in run.data.params.items() if name == "variant"}
+            for run in runs
+        }
+
+    def close(self, run_id: str, folder: RunFolder) -> str:
+        """Close a run that no process trains, where it is RUNNING; return its status."""
+        run = self.client.get_run(run_id)
+        if run.info.status == "RUNNING":
+            self._set_status(run, folder, "FINISHED" if folder.finished else "", Times(), now())
+        status: str = self.client.get_run(run_id).info.status
+        return status
 
     # One variant, one experiment
 
     def experiment(self, name: str) -> str:
         """Return the id of MLflow's experiment ``name``; create a missing one."""
-        if self.stale_parents is not None and name in self.experiment_ids:
+        if name in self.experiment_ids:
             return self.experiment_ids[name]
         with self._locked():
-            found = self.client.get_experiment_by_name(name)
-            if found is None:
+            experiment_id = self._existing(name)
+            if experiment_id is None:
                 # Only our own database keeps its artifacts beside itself. A server has a place for them.
                 ours = self.uri.startswith("sqlite:")
                 location = (self.root / ARTIFACTS / name).as_uri() if ours else None
-                self.experiment_ids[name] = self.client.create_experiment(name, artifact_location=location)
-                return self.experiment_ids[name]
-        if found.lifecycle_stage != "active":
+                experiment_id = self.client.create_experiment(name, artifact_location=location)
+        self.experiment_ids[name] = experiment_id
+        return experiment_id
+
+    def _existing(self, name: str) -> str | None:
+        """Return the id of MLflow's experiment ``name``, None where there is none; InputError for a deleted one."""
+        experiment = self.client.get_experiment_by_name(name)
+        if experiment is None:
+            return None
+        if experiment.lifecycle_stage != "active":
             raise InputError(
                 f"experiment '{name}' was deleted in MLflow ({self.uri}): restore it there "
-                f"(mlflow experiments restore -x {found.experiment_id}) or remove it for good (mlflow gc)"
+                f"(mlflow experiments restore -x {experiment.experiment_id}) or remove it for good (mlflow gc)"
             )
-        self.experiment_ids[name] = found.experiment_id
-        return found.experiment_id
+        experiment_id: str = experiment.experiment_id
+        return experiment_id
 
     def parent(self, job: Job, began: int | None = None) -> str:
         """Return the id of the parent run of ``job``: its variant on its data version. Create a missing one."""
@@ -411,7 +276,7 @@ class Tracking:
         about = ("name", "kind", "task", "classes", "settings", "data_version")
         prepared = {name: description[name] for name in about} if job.fold is not None else description
         key = content_key({**inputs, "prepared": prepared})
-        if self.stale_parents is not None and key in self.parent_ids:
+        if key in self.parent_ids:
             return self.parent_ids[key]
         experiment_id = self.experiment(job.experiment)
         with self._locked():
@@ -438,7 +303,7 @@ class Tracking:
             parent = self.client.get_run(parent_id)
             wanted = f"tags.mlflow.parentRunId = '{parent_id}' AND attributes.status = 'FINISHED'"
             children = self._search([parent.info.experiment_id], wanted)
-            self._log_latest(parent_id, mean_and_interval(by_seed(children)))
+            self.log_metrics(parent_id, self._latest(parent, mean_and_interval(by_seed(children)), now()))
             # A variant takes as long as its seeds together, however many train at a time or on different days.
             took = sum(run.info.end_time - run.info.start_time for run in children)
             end = parent.info.start_time + took
@@ -472,7 +337,7 @@ class Tracking:
             # Sorted among the variants, which have a mean over seeds.
             shown = {} if score is None else {f"{metric}.mean": score}
             run_id: str = run.info.run_id
-            self._log_latest(run_id, {**shown, **metrics})
+            self.log_metrics(run_id, self._latest(run, {**shown, **metrics}, now()))
         return run_id
 
     def command(
@@ -487,32 +352,58 @@ class Tracking:
             run = self._find_or_create(experiment_id, "command_key", job["key"], f"{job['arm']}-seed-{job['seed']}")
             self._log_params_and_tags(run, flat(job), {"seed": str(job["seed"]), ROLE: SEED})
             run_id: str = run.info.run_id
-            self._log_latest(run_id, metrics)
+            self.log_metrics(run_id, self._latest(run, metrics, now()))
         self._log_files(run_id, files)
         return run_id
 
-    def report(self, experiment: str, files: Iterable[Path], tags: Mapping[str, Any] | None = None) -> str:
-        """Log an experiment's report with its figures and tables to a run of its own; return that run's id.
+    def report(self, directory: Path) -> str:
+        """Log an experiment's report, the folder with its name, to a run of its own; return that run's id.
 
-        Where its results are among ``files``, the experiment's and its variants' pages show them.
+        The experiment's and its variants' pages show its results.
         """
-        experiment_id, files = self.experiment(experiment), list(files)
-        results = descriptions.Results.of(files)
+        self.update_parents()
+        experiment, results = directory.name, descriptions.Results(directory)
+        experiment_id = self.experiment(experiment)
         with self._locked():
             run = self._find_or_create(experiment_id, REPORT, experiment, f"{experiment}-report")
             about = descriptions.origin(f"reread run --experiment {experiment}")
-            self._log_params_and_tags(run, {}, {**flat(tags or {}), **about})
-        if results is not None:
-            self._describe(experiment, run, results)
+            verdicts = {f"verdict.{verdict['name']}": verdict["verdict"] for verdict in results.verdicts}
+            self._log_params_and_tags(run, {}, {**flat(verdicts), **about})
+        self._describe(experiment, run, results)
         run_id: str = run.info.run_id
-        for file in files:
-            self.client.log_artifact(run_id, str(file))
+        self._log_files(run_id, (path for path in sorted(directory.iterdir()) if path.name != DIGESTS))
         return run_id
 
     def find(self, experiment: str, tag: str, value: str) -> "Run | None":
         """Return the run of an experiment with this tag; None where there is none."""
         found = self.client.get_experiment_by_name(experiment)
         return self._find(found.experiment_id, tag, value) if found else None
+
+    def log_metrics(self, run_id: str, figures: Iterable[Figure]) -> None:
+        """Log figures where the step has no value yet. At most 25 names; a tag lists the others."""
+        from mlflow.entities import Metric
+
+        known = self.logged_steps.get(run_id)
+        if known is None:
+            metrics = self.client.get_run(run_id).data.metrics
+            known = {key: {metric.step for metric in self.client.get_metric_history(run_id, key)} for key in metrics}
+        new, left_out = [], set()
+        for key, step, value, time in figures:
+            value = finite(value)
+            if value is None or step in known.get(key, ()):
+                continue
+            if key not in known and len(known) == MAXIMUM_METRICS:
+                left_out.add(key)
+                continue
+            known.setdefault(key, set()).add(step)
+            new.append(Metric(key, value, time, step))
+        # If a batch fails, the server knows which steps it has: they are read again.
+        self.logged_steps.pop(run_id, None)
+        for start in range(0, len(new), METRICS_PER_BATCH):
+            self.client.log_batch(run_id, metrics=new[start : start + METRICS_PER_BATCH])
+        self.logged_steps[run_id] = known
+        if left_out:
+            self.client.set_tag(run_id, "metrics_left_out", ", ".join(sorted(left_out)))
 
     # Private parts
 
@@ -555,16 +446,6 @@ class Tracking:
                 if not path.is_file():
                     write_text(path, uuid.uuid4().hex)
         return path.read_text(encoding="utf-8")
-
-    def _run_lock(self, experiment_id: str, run_key: str) -> Path:
-        return self.root / LOCKS / "tracked" / f"{experiment_id}-{run_key}.lock"
-
-    def _terminate(self, run: "Run", status: str, ended: int | None = None) -> None:
-        """Set the final status; no run ends before it began, also where the clock was set back in between."""
-        self.client.set_terminated(run.info.run_id, status, max(ended or logged_at(), run.info.start_time))
-
-    def _release(self, run: "Run") -> None:
-        RUN_LOCKS.release(self._run_lock(run.info.experiment_id, run.data.tags["run_key"]))
 
     def _search(self, experiment_ids: list[str], wanted: str) -> list["Run"]:
         runs: list[Run] = []
@@ -622,40 +503,31 @@ class Tracking:
         )
         self.client.log_inputs(run.info.run_id, [DatasetInput(dataset, [InputTag("mlflow.data.context", "training")])])
 
-    def _log_latest(self, run_id: str, figures: Mapping[str, float]) -> None:
-        """Make ``figures`` the latest values: log each changed one at the step after its last."""
-        latest = self.client.get_run(run_id).data.metrics
+    def _latest(self, run: "Run", figures: Mapping[str, float], time: int) -> list[Figure]:
+        """Return each of ``figures`` that has changed at the step after its last: it becomes the latest value."""
+        latest = run.data.metrics
         changed = {key: value for key, value in figures.items() if latest.get(key) != value}
         last = {
-            key: max(metric.step for metric in self.client.get_metric_history(run_id, key))
+            key: max(metric.step for metric in self.client.get_metric_history(run.info.run_id, key))
             for key in changed
             if key in latest
         }
-        self._log_metrics(run_id, ((key, last.get(key, -1) + 1, value) for key, value in changed.items()))
+        return [(key, last.get(key, -1) + 1, value, time) for key, value in changed.items()]
 
-    def _log_metrics(self, run_id: str, figures: Iterable[tuple[str, int, Any]]) -> None:
-        """Log (name, step, value) where the step has no value yet. At most 25 names; a tag lists the others."""
-        from mlflow.entities import Metric
 
-        known = self.logged_steps.get(run_id)
-        if known is None:
-            metrics = self.client.get_run(run_id).data.metrics
-            known = {key: {metric.step for metric in self.client.get_metric_history(run_id, key)} for key in metrics}
-        now = logged_at()
-        new, left_out = [], set()
-        for key, step, value in figures:
-            value = finite(value)
-            if value is None or step in known.get(key, ()):
-                continue
-            if key not in known and len(known) == MAXIMUM_METRICS:
-                left_out.add(key)
-                continue
-            known.setdefault(key, set()).add(step)
-            new.append(Metric(key, value, now, step))
-        # If a batch fails, the server knows which steps it has: they are read again.
-        self.logged_steps.pop(run_id, None)
-        for start in range(0, len(new), METRICS_PER_BATCH):
-            self.client.log_batch(run_id, metrics=new[start : start + METRICS_PER_BATCH])
-        self.logged_steps[run_id] = known
-        if left_out:
-            self.client.set_tag(run_id, "metrics_left_out", ", ".join(sorted(left_out)))
+def _epochs(folder: RunFolder, times: Times, time: int, finished: bool) -> list[Figure]:
+    """Return the numbers of the epochs in a run's folder; those without a time of their own have ``time``."""
+    rows: list[dict[str, float]] = []
+    if (folder.directory / HISTORY).is_file():
+        try:
+            rows = folder.history()
+        except InputError:
+            # Of a run that is restored the digest is that of the whole history: it is logged at the end.
+            if finished:
+                raise
+    return [
+        (name, int(row["epoch"]), value, times.epochs.get(str(int(row["epoch"])), time))
+        for row in rows
+        for name, value in row.items()
+        if name != "epoch"
+    ]

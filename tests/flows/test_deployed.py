@@ -268,6 +268,6 @@ def reconcile(served: Served, resumed: str, live: str) -> None:
     with contextlib.closing(sqlite3.connect(project.directory / ".prefect/prefect.db")) as database:
         states = dict(database.execute("SELECT id, state_type FROM flow_run"))
     assert (states[resumed], states[live]) == ("CRASHED", "SCHEDULED")
-    assert list(settled["closed"].values()) == ["KILLED"] and settled["sent"] == [] and settled["left"] == {}
+    assert list(settled["closed"].values()) == ["KILLED"] and settled["recorded"] == [] and settled["left"] == {}
     assert set(settled["flow_runs"].values()) == {"Crashed"}
     assert served.statuses() == ["KILLED"]

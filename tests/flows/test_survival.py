@@ -69,8 +69,8 @@ def wait_until_gone(project) -> None:
         time.sleep(0.1)
 
 
-def child_runs(project) -> list:
-    client = MlflowClient(tracking_uri=f"sqlite:///{project.directory / 'mlflow.db'}")
+def child_runs(project, database: str = "mlflow.db") -> list:
+    client = MlflowClient(tracking_uri=f"sqlite:///{project.directory / database}")
     experiment = client.get_experiment_by_name("tiny")
     return [run for run in client.search_runs([experiment.experiment_id]) if "run_key" in run.data.tags]
 
@@ -146,12 +146,19 @@ def test_a_killed_flow_resumes_from_its_last_epoch_and_ends_with_the_same_weight
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")
     plan = make_plan("tiny", ["densenet-swish"], [0])
     train.fn(*plan.jobs({key: preprocess.fn(about) for key, about in plan.preparations().items()}))
-    (journal,) = (project.directory / "unbroken/.journals").glob("*.jsonl")
-    assert [json.loads(line)["what"] for line in journal.read_text().splitlines()] == [
-        "start",
-        *["epochs"] * EPOCHS,
-        "finish",
-    ]
+    (waiting,) = (project.directory / "unbroken/.unrecorded").iterdir()
+    assert json.loads(waiting.read_text())["run"] == run.name
+    # One that is up has every epoch, when it ended.
+    up = f"sqlite:///{project.directory / 'up.db'}"
+    project.environment.update(REREAD_RUNS="unbroken", MLFLOW_TRACKING_URI=up)
+    assert run.name in project.run("python", "-m", "reread", "reconcile").stdout
+    assert not waiting.exists()
+    (late,) = child_runs(project, "up.db")
+    times = json.loads((project.directory / "unbroken" / run.name / "times.json").read_text())
+    client = MlflowClient(tracking_uri=up)
+    metrics = client.get_metric_history(late.info.run_id, "validation_loss")
+    assert {str(metric.step): metric.timestamp for metric in metrics} == times["epochs"] and len(metrics) >= EPOCHS
+    assert (late.info.status, late.info.start_time) == ("FINISHED", times["began"])
     results = [
         json.loads((folder / run.name / "result.json").read_text())
         for folder in (run.parent, project.directory / "unbroken")

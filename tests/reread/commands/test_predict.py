@@ -83,7 +83,7 @@ def folder(tmp_path_factory, empty_databases):
         for prepared, model in ((text, "han"), (text, "gru_flat"), (images, "densenet")):
             job = make_job(directory, prepared, model)
             run = finish_run(job, description=read_json(prepared / "prepared.json"))
-            version = log_model(tracking, tracking.record(run, evaluate_run(run)), run)
+            version = log_model(tracking, tracking.record(job, evaluate_run(run)), run)
             set_champion(tracking, job.data, version)
     return Folder(directory)
 

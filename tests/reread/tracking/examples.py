@@ -1,8 +1,15 @@
 """Small prepared data and runs as they lie on disk after training, for tests of what comes after it."""
 
+import os
+import shutil
+import subprocess
+import sys
+import textwrap
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+import pytest
 import torch
 from safetensors.torch import save_file
 
@@ -11,6 +18,8 @@ from reread.preprocessing.text import number, segment
 from reread.preprocessing.vocabulary import word_index
 from reread.storage.files import content_key, sha256_file, write_json, write_text
 from reread.storage.job import Job
+from reread.storage.source import ROOT
+from reread.tracking.times import Times, now
 
 TEXTS = [
     "Return the sum of two numbers. Both must be positive.",
@@ -21,6 +30,48 @@ TEXTS = [
     "",
 ]
 KEPT = (3, 6)
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch, empty_databases):
+    """An empty project folder as the current one, which no server of the user's reaches."""
+    shutil.copy2(empty_databases / "mlflow.db", tmp_path)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    # MLflow puts the code of each model that it loads before the project's, for this process and those it starts.
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    return tmp_path
+
+
+def start(code: str, *arguments: str) -> subprocess.Popen:
+    """Start a Python process that imports from the project."""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONWARNINGS": "ignore", "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-c", textwrap.dedent(code), *arguments]
+    return subprocess.Popen(command, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+
+
+def steps(tracking, run_id: str, key: str) -> list[int]:
+    return [metric.step for metric in tracking.client.get_metric_history(run_id, key)]
+
+
+def run_of(tracking, job: Job):
+    """The one run of a job in MLflow."""
+    wanted = f"tags.run_key = '{job.run_key}'"
+    (run,) = tracking.client.search_runs([tracking.experiment(job.experiment)], wanted)
+    return run
+
+
+def content(tracking, run) -> tuple:
+    """What MLflow has of a run, without what is of its seed and of its times."""
+    seeds = {"seed", "run_key", "mlflow.runName", "mlflow.note.content", "mlflow.source.name"}
+    parts = [{name: kept[name] for name in kept.keys() - seeds} for kept in (run.data.params, run.data.tags)]
+    metrics = {
+        name: [(metric.step, metric.value) for metric in tracking.client.get_metric_history(run.info.run_id, name)]
+        for name in run.data.metrics
+    }
+    files = {file.path for file in tracking.client.list_artifacts(run.info.run_id)}
+    data = [(given.dataset.name, given.dataset.digest) for given in run.inputs.dataset_inputs]
+    return run.info.status, parts, metrics, files, data
 
 
 def prepared_text(root: Path, task: str = "single-label") -> Path:
@@ -111,14 +162,40 @@ def history(epochs: int, score: float = 0.9) -> list[dict[str, float]]:
     ]
 
 
+def write_history(folder: Path, rows: list[dict[str, float]]) -> None:
+    lines = [",".join(rows[0]), *(",".join(f"{value:.6g}" for value in row.values()) for row in rows)]
+    write_text(folder / "history.csv", "\n".join(lines) + "\n")
+
+
+class Followed:
+    """A run as tasks.train follows it: its folder and MLflow's run grow with each epoch."""
+
+    def __init__(self, job: Job, record: Callable[..., str | None], about: dict | None = None) -> None:
+        self.job, self.recorded, self.rows = job, record, []
+        job.write()
+        write_json(job.run_directory / "origin.json", about or {})
+        self.times = Times.begin(job.run_directory)
+        self.id = record(job, live=True)
+
+    def epoch(self, row: dict[str, float]) -> None:
+        self.rows.append(row)
+        write_history(self.job.run_directory, self.rows)
+        self.times.epochs[str(row["epoch"])] = now()
+        self.times.write(self.job.run_directory)
+        self.recorded(self.job, live=True)
+
+    def end(self, status: str = "FAILED", message: str = "") -> None:
+        self.times.status, self.times.message, self.times.ended = status, message, now()
+        self.times.write(self.job.run_directory)
+        self.recorded(self.job)
+
+
 def finish_run(job: Job, score: float = 0.9, epochs: int = 3, description: dict | None = None) -> Path:
     """Write runs/RUN_KEY/ of a finished run; with ``description`` (its prepared.json) also real weights."""
     folder = job.run_directory
     folder.mkdir(parents=True, exist_ok=True)
     job.write()
-    rows = history(epochs, score)
-    lines = [",".join(rows[0]), *(",".join(f"{value:.6g}" for value in row.values()) for row in rows)]
-    write_text(folder / "history.csv", "\n".join(lines) + "\n")
+    write_history(folder, history(epochs, score))
     write_json(folder / "environment.json", {"torch": torch.__version__, "gpu": None, "driver": None})
     record = {}
     if description is not None:
@@ -149,3 +226,20 @@ def evaluate_run(folder: Path, score: float = 0.9) -> Path:
     one = {"accuracy": score, "macro_f1": score - 0.01, "loss": 0.4, "expected_calibration_error": 0.05, "rows": 2}
     write_json(folder / "evaluation" / "key" / "metrics.json", {"validation": one, "test": one, "parameters": 1234})
     return folder / "evaluation" / "key"
+
+
+def write_report(jobs: list[Job], folder: Path) -> Path:
+    """Write reports/trial, of the runs of one variant."""
+    report = folder / "reports/trial"
+    seeds = {str(job.seed): {"run_key": job.run_key} for job in jobs}
+    interval = {"mean": 0.9, "low": None, "high": None}
+    variant = {
+        "data": "snippets", "score": "accuracy", "n": len(jobs), "parameters": 1234, "seeds": seeds,
+        "test": {"accuracy": interval},
+    }  # fmt: skip
+    verdict = {"name": "one", "verdict": "holds", "claim": "A.", "sentence": "B.", "treatment": "han", "control": "x"}
+    write_json(report / "metrics.json", {"evaluated_on": "test", "variants": {"han": variant}})
+    write_json(report / "plan.json", {"title": "Trial"})
+    write_json(report / "verdicts.json", {"verdicts": [verdict]})
+    (report / "report.html").write_text("<p>report</p>")
+    return report

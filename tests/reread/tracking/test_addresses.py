@@ -29,7 +29,7 @@ prepared = prepared_text(Path.cwd())
 job = make_job(Path.cwd(), prepared, "gru_flat", int(sys.argv[1]))
 run = finish_run(job, description=read_json(prepared / "prepared.json"))
 tracking = open_tracking()
-run_id = tracking.record(run, evaluate_run(run))
+run_id = tracking.record(job, evaluate_run(run))
 log_model(tracking, run_id, run)
 print(run_id)
 """

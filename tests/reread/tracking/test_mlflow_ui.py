@@ -32,8 +32,8 @@ pytestmark = [
 ]
 
 
-def report_files(folder: Path, run_keys: Mapping[str, Sequence[str]]) -> list[Path]:
-    """What a report has of two variants with one verdict, of the runs with these keys."""
+def write_report(folder: Path, run_keys: Mapping[str, Sequence[str]]) -> Path:
+    """Write a report of two variants with one verdict, of the runs with these keys; return its folder."""
     scores = {"han": (0.9, 0.6459, 1.0), "gru-flat": (0.8, 0.5459, 1.0)}
     variants = {
         name: {"data": "snippets", "score": "accuracy", "n": 2, "parameters": 1234,
@@ -41,17 +41,18 @@ def report_files(folder: Path, run_keys: Mapping[str, Sequence[str]]) -> list[Pa
                "test": {"accuracy": dict(zip(("mean", "low", "high"), found, strict=True))}}
         for name, found in scores.items()
     }  # fmt: skip
-    verdict = {"verdict": "supported", "claim": "HAN is better.", "sentence": "It is.", "treatment": "han",
-               "control": "gru-flat"}  # fmt: skip
+    verdict = {"name": "better", "verdict": "supported", "claim": "HAN is better.", "sentence": "It is.",
+               "treatment": "han", "control": "gru-flat"}  # fmt: skip
     contents = {
         "metrics.json": {"evaluated_on": "test", "variants": variants},
         "verdicts.json": {"verdicts": [verdict]},
         "plan.json": {"title": "A trial of two variants"},
     }
+    report = folder / "reports/trial"
     for name, value in contents.items():
-        write_json(folder / name, value)
-    (folder / "report.html").write_text("<p>The report</p>")
-    return [folder / name for name in (*contents, "report.html")]
+        write_json(report / name, value)
+    (report / "report.html").write_text("<p>The report</p>")
+    return report
 
 
 def page_text(driver, address: str, wanted: str) -> str:
@@ -80,12 +81,12 @@ def test_the_pages_of_two_variants(tmp_path, monkeypatch, empty_databases):
             write_json(run / "timing.json", {"seconds": 2.5})
             if variant == "gru-flat":
                 # The experiment had another name for the variant before.
-                tracking.record(run, evaluate_run(run, score), replace(job, variant="gru"))
-            tracking.record(run, evaluate_run(run, score))
+                tracking.record(replace(job, variant="gru"), evaluate_run(run, score))
+            tracking.record(job, evaluate_run(run, score))
             run_keys[variant].append(job.run_key)
         if rate == 0.3:
-            tracking.report("trial", report_files(tmp_path, run_keys))
-    tracking.report("trial", report_files(tmp_path, run_keys))
+            tracking.report(write_report(tmp_path, run_keys))
+    tracking.report(write_report(tmp_path, run_keys))
     parents = tracking.parents("trial")
     run_ids = [parents["han"], parents["gru-flat"]]
     experiment_id = tracking.experiment("trial")

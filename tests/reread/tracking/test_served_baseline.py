@@ -7,17 +7,18 @@ import numpy as np
 import pytest
 
 from reread.evaluation.baselines import Baseline, evaluate_baseline
+from reread.planning.environment import Environment
 from reread.storage.errors import InputError
 from reread.storage.files import read_json
 from reread.storage.prepared import SPLITS, Prepared, open_prepared
-from reread.tracking.journal import Tracker, reconcile
+from reread.tracking.recording import Tracker, reconcile
 from reread.tracking.registry import load_model, log_baseline, set_champion
 from reread.tracking.runs import open_tracking
 from reread.tracking.scoring import make_app
 from reread.tracking.temperature import calibration_of, tempered
 from tests.reads import every_test_split
-from tests.reread.tracking.examples import TEXTS, prepared_images, prepared_text
-from tests.reread.tracking.test_served_model import answer_elsewhere, assert_no_pickle, folder, kept_files, register
+from tests.reread.tracking.examples import TEXTS, folder, prepared_images, prepared_text, write_report
+from tests.reread.tracking.test_served_model import answer_elsewhere, assert_no_pickle, kept_files, register
 
 __all__ = ["folder"]
 pytestmark = [
@@ -107,14 +108,18 @@ def test_a_baseline_is_one_version_and_a_run_with_its_metrics(folder, monkeypatc
     assert run.data.metrics["test.accuracy"] == baseline.metrics["test"]["accuracy"]
     assert found.tags["validation.rows"] == "2" and found.tags["variant"] == "tf-idf"
 
-    # One that is registered while MLflow is away waits in a journal.
+    # One that is to be registered while MLflow is away waits with its report.
     lines: list[str] = []
+    here = Environment(runs=folder / "runs", prepared=folder / "prepared", reports=folder / "reports")
+    write_report([], folder)
+    about = {
+        "name": "tf-idf", "directory": baseline.directory.name, "prepared": prepared.directory.name, "metric": None,
+        "champion": True,
+    }  # fmt: skip
     with monkeypatch.context() as away:
         away.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:11")
-        Tracker(lines.append).baseline(
-            folder / "runs", "trial", "tf-idf", baseline.directory, prepared.directory, champion=True
-        )
-    assert len(lines) == 1 and reconcile(folder / "runs").sent == ["report-trial"]
+        Tracker(lines.append).report({"report": "trial", "models": [], "baselines": [about]}, here)
+    assert len(lines) == 1 and reconcile(here).recorded == ["report-trial"]
     (model,) = tracking.client.search_registered_models()
     assert {name: str(one) for name, one in model.aliases.items()} == {"champion": version}
     assert len(tracking.client.search_model_versions()) == 1

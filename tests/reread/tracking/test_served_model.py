@@ -2,7 +2,6 @@
 
 import json
 import os
-import shutil
 import subprocess
 import sys
 import zipfile
@@ -21,8 +20,18 @@ from reread.storage.job import Job
 from reread.storage.prepared import open_prepared
 from reread.storage.run_folder import RunFolder
 from reread.tracking.registry import load_model, log_model, registered_name, set_champion
-from reread.tracking.runs import open_tracking, shared_connection
-from tests.reread.tracking.examples import TEXTS, evaluate_run, finish_run, make_job, prepared_images, prepared_text
+from reread.tracking.runs import open_tracking
+from tests.reread.tracking.examples import (
+    TEXTS,
+    evaluate_run,
+    finish_run,
+    folder,
+    make_job,
+    prepared_images,
+    prepared_text,
+)
+
+__all__ = ["folder"]
 
 pytestmark = [
     # MLflow 3.17 uses what SQLAlchemy and pandas have deprecated, and warns of its own type hints.
@@ -52,23 +61,12 @@ print(model.predict(given).to_json(orient="records", double_precision=15))
 """
 
 
-@pytest.fixture
-def folder(tmp_path, monkeypatch, empty_databases):
-    """An empty project folder as the current one, which no server of the user's reaches."""
-    shutil.copy2(empty_databases / "mlflow.db", tmp_path)
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
-    # MLflow puts the code of each model that it loads before the project's, for this process and those it starts.
-    monkeypatch.setattr(sys, "path", list(sys.path))
-    return tmp_path
-
-
 def register(folder: Path, prepared: Path, model: str, score: float = 0.9, experiment: str = "trial") -> tuple:
     """A finished, recorded run of an untrained network, and its model's version."""
     job = make_job(folder, prepared, model, experiment=experiment)
     run = finish_run(job, score, description=read_json(prepared / "prepared.json"))
     tracking = open_tracking()
-    run_id = tracking.record(run, evaluate_run(run, score))
+    run_id = tracking.record(job, evaluate_run(run, score))
     return tracking, run_id, run, log_model(tracking, run_id, run)
 
 
@@ -157,9 +155,8 @@ def test_a_han_reads_raw_text_where_the_project_is_not(folder):
 
 
 def test_a_card_has_the_mean_of_the_variant_while_parents_wait_for_their_update(folder):
-    with shared_connection():
-        tracking, _, _, version = register(folder, prepared_text(folder), "word_average")
-        card = tracking.client.get_model_version("reread-snippets", version).description
+    tracking, _, _, version = register(folder, prepared_text(folder), "word_average")
+    card = tracking.client.get_model_version("reread-snippets", version).description
     assert "| test.accuracy | 0.9000 | 0.9000 | one seed: none |" in card
 
 
@@ -222,12 +219,13 @@ def test_several_labels(folder):
         assert row.probability == [row.probabilities[name] for name in row.label]
 
     # At the threshold that validation chose, where the evaluation has it.
-    run = finish_run(make_job(folder, prepared, "gru_flat", seed=1), description=read_json(prepared / "prepared.json"))
+    job = make_job(folder, prepared, "gru_flat", seed=1)
+    run = finish_run(job, description=read_json(prepared / "prepared.json"))
     evaluation = evaluate_run(run)
     metrics = read_json(evaluation / "metrics.json")
     metrics["validation"]["thresholds"] = {"overall": 0.0, "by_class": {"read": 0.5, "draw": 1.0}}
     write_json(evaluation / "metrics.json", metrics)
-    version = log_model(tracking, tracking.record(run, evaluation), run, evaluation)
+    version = log_model(tracking, tracking.record(job, evaluation), run, evaluation)
     assert load_model("snippets", version=version).predict(TEXTS)["label"].tolist() == [["read", "draw"]] * len(TEXTS)
     assert "best micro F1" in tracking.client.get_model_version("reread-snippets", version).description
 
@@ -236,8 +234,8 @@ def test_a_run_of_a_variant_that_was_renamed_has_a_version_of_each_name(folder):
     prepared = prepared_text(folder)
     tracking, run_id, run, first = register(folder, prepared, "gru_flat")
     renamed = replace(Job.read(RunFolder(run)), variant="flat")
-    again = tracking.record(run, evaluate_run(run), renamed)
-    assert again != run_id and tracking.record(run, job=renamed) == again
+    again = tracking.record(renamed, evaluate_run(run))
+    assert again != run_id and tracking.record(renamed) == again
     second = log_model(tracking, again, run)
     assert log_model(tracking, again, run) == second != first == log_model(tracking, run_id, run)
     for variant, version in (("gru_flat", first), ("flat", second)):
