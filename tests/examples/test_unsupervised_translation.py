@@ -1,0 +1,275 @@
+"""The example of unsupervised translation: aligned words, noise, the network, and a small run of its claim."""
+
+import csv
+import os
+import shutil
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import yaml
+
+from examples import unsupervised_translation as unsupervised
+from reread.storage.source import ROOT
+from tests.examples.claims import check_published, run_claim
+
+SCRIPT, CLAIM = ROOT / "examples/unsupervised_translation.py", ROOT / "examples/unsupervised_translation.yaml"
+EVIDENCE = ROOT / "results/claims/unsupervised-translation"
+
+
+@pytest.fixture
+def archive():
+    folder = os.environ.get("REREAD_MIRROR")
+    if not folder:
+        pytest.skip("REREAD_MIRROR names no folder with the published archives")
+    return Path(folder) / "multi30k"
+
+
+def chains(seed, names, rows=1200):
+    """Sentences of 6 words, each of which chooses among a few next ones; names: of the words, in one fixed order."""
+    rng, law = np.random.default_rng(seed), np.random.default_rng(99)
+    following = law.dirichlet(np.full(len(names), 0.05), size=len(names))
+    sentences = []
+    for _ in range(rows):
+        row = [int(rng.integers(len(names)))]
+        while len(row) < 6:
+            row.append(int(rng.choice(len(names), p=following[row[-1]])))
+        sentences.append([names[at] for at in row])
+    return sentences
+
+
+def names(prefix, seed):
+    return [f"{prefix}{at}" for at in np.random.default_rng(seed).permutation(30)]
+
+
+@pytest.fixture
+def corpus(tmp_path):
+    """A folder with the six files: two languages that differ in nothing but their words."""
+    folder = tmp_path / "corpus"
+    folder.mkdir()
+    for seed, (split, rows) in enumerate({"train": 1200, "val": 30, "test_2016_flickr": 40}.items()):
+        for language, words in (("de", names("d", 1)), ("en", names("e", 2))):
+            lines = [" ".join(sentence) + "\n" for sentence in chains(seed, words, rows)]
+            (folder / f"{split}.lc.norm.tok.{language}").write_text("".join(lines))
+    return folder
+
+
+def run(*options):
+    """Run the example in this process."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", ["unsupervised_translation.py", *map(str, options)])
+        unsupervised.main()
+
+
+def items(folder):
+    with open(folder / "items.csv", newline="", encoding="utf-8") as file:
+        return list(csv.DictReader(file))
+
+
+def test_relations_are_deviations_from_independent_words():
+    # Numbers 4, 5 and 6 are words: "4 5 6" and "4 5".
+    numbers = np.array([[4, 5, 6], [4, 5, 0]])
+    found = unsupervised.relations(numbers, size=7, contexts=2)
+    assert found.shape == (5, 3, 2)
+    # Next after: 5 follows 4 twice, and 6 follows 5 once; 6 is no context word.
+    after = np.array([[0, 2], [0, 0], [0, 0]])
+    expected = after.sum(1, keepdims=True) * after.sum(0) / after.sum()
+    deviation = (after - expected) / np.sqrt(expected + 1)
+    assert found[1] == pytest.approx(np.sign(deviation) * np.log1p(abs(deviation)))
+    assert unsupervised.relations(numbers[1:, :2], size=7, contexts=2).shape == (5, 3, 2)
+    # In the same sentence: 4 with 5 twice, 6 with both once. The diagonal is 0.
+    same = np.array([[0, 2], [2, 0], [1, 1]])
+    expected = same.sum(1, keepdims=True) * same.sum(0) / same.sum()
+    deviation = (same - expected) / np.sqrt(expected + 1)
+    assert found[0] == pytest.approx(np.sign(deviation) * np.log1p(abs(deviation)))
+
+
+def test_matching_recovers_a_permutation_from_relations():
+    rng = np.random.default_rng(0)
+    ours, order = rng.normal(size=(2, 40, 40)), rng.permutation(40)
+    theirs = ours[:, order][:, :, order] + rng.normal(0, 0.1, (2, 40, 40))
+    start = np.ones((40, 40)) + 0.1 * rng.random((40, 40))
+    partners = unsupervised.match(ours, theirs, start)
+    assert (order[partners] == np.arange(40)).all()
+
+
+def test_csls_takes_from_words_that_are_near_to_all():
+    similarity = np.full((20, 20), 0.1) + 0.5 * np.eye(20)
+    similarity[:, 3] = 0.7  # A hub.
+    assert (similarity.argmax(1) == 3).all()
+    assert (unsupervised.csls(similarity).argmax(1)[:3] == [0, 1, 2]).all()
+
+
+def test_words_of_two_languages_are_aligned_without_pairs():
+    texts = [chains(10, names("d", 1), 4000), chains(11, names("e", 2), 4000)]
+    vocabularies = [unsupervised.Vocabulary(text) for text in texts]
+    corpora = [vocabulary.encode(text) for vocabulary, text in zip(vocabularies, texts, strict=True)]
+    sizes = [len(vocabulary.words) for vocabulary in vocabularies]
+    vectors, nearest = unsupervised.aligned_vectors(corpora, sizes, 16)
+    known = dict(zip(names("d", 1), names("e", 2), strict=True))
+    found = [vocabularies[1].words[number] for number in nearest[0][4:]]
+    assert [known[word] for word in vocabularies[0].words[4:]] == found
+    # Specials have partners of their own, and vectors of 0; words have vectors of length 1, near to their partners'.
+    assert nearest[0][:4].tolist() == nearest[1][:4].tolist() == [0, 1, 2, 3]
+    assert not vectors[0][:4].any() and np.linalg.norm(vectors[0][4:], axis=1) == pytest.approx(1)
+    assert ((vectors[0][4:] @ vectors[1][4:].T).argmax(1) + 4 == nearest[0][4:]).mean() > 0.9
+
+
+def test_noise_keeps_words_within_their_window_and_leaves_out_a_tenth():
+    rng = np.random.default_rng(0)
+    words = np.tile(np.arange(1, 21), (2000, 1))
+    words[:1000, 10:] = 0
+    kept = 0
+    for row, lines in ((10, words[:1000]), (20, words[1000:])):
+        found = unsupervised.noisy(lines, rng)
+        counts = (found > 0).sum(1)
+        kept += counts.sum()
+        assert (counts >= 1).all() and all(len(set(line[line > 0])) == (line > 0).sum() for line in found)
+        assert all((line[(line > 0).sum() :] == 0).all() and line.max() <= row for line in found)
+    assert kept / 30_000 == pytest.approx(0.9, abs=0.01)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(unsupervised, "DROP", 0)
+        found = unsupervised.noisy(words[1000:], rng)
+    moved = abs(found - np.arange(1, 21))
+    assert moved.max() == 3 and (np.sort(found, axis=1) == np.arange(1, 21)).all()
+
+
+def test_a_sentence_of_one_word_keeps_it():
+    assert (unsupervised.noisy(np.full((500, 1), 7), np.random.default_rng(0)) == 7).all()
+
+
+def network(width=16, size=12):
+    torch.manual_seed(0)
+    return unsupervised.Translator([torch.randn(size, width), torch.randn(size + 2, width)])
+
+
+def test_padding_changes_no_loss_and_no_translation():
+    found = network().eval()
+    source, target = torch.tensor([[5, 6, 7]]), torch.tensor([[8, 9]])
+    wider = torch.nn.functional.pad(source, (0, 3)), torch.nn.functional.pad(target, (0, 2))
+    assert found.loss(*wider, (0, 1)).item() == pytest.approx(found.loss(source, target, (0, 1)).item(), rel=1e-5)
+    short, long = found.translate(source, 0)[0].tolist(), found.translate(wider[0], 0)[0].tolist()
+    assert [word for word in short if word] == [word for word in long if word][: len(short)]
+
+
+def test_the_decoder_reads_no_word_that_is_to_come():
+    found = network().eval()
+    encoded = found.encode(torch.tensor([[5, 6]]), 0)
+    words = torch.tensor([[1, 5, 6, 7]])
+    changed = torch.tensor([[1, 5, 9, 9]])
+    scores, others = found.decode(words, 1, encoded)[0], found.decode(changed, 1, encoded)[0]
+    assert scores.shape == (1, 4, 14)
+    assert torch.equal(scores[:, :2], others[:, :2]) and not torch.equal(scores[:, 2], others[:, 2])
+
+
+def test_steps_of_the_decoder_are_those_of_a_whole_sentence():
+    found = network().eval()
+    encoded, words, states = found.encode(torch.tensor([[5, 6]]), 0), torch.tensor([[1, 5, 6, 7]]), None
+    whole = found.decode(words, 1, encoded)[0]
+    for place in range(4):
+        scores, states = found.decode(words[:, place : place + 1], 1, encoded, states, place)
+        torch.testing.assert_close(scores[:, 0], whole[:, place])
+
+
+def test_a_translation_has_a_word_and_none_that_is_unknown():
+    found = network()
+    with torch.no_grad():
+        found.biases[1][[0, 1, 3]] = 50.0
+        found.biases[1][2] = 40.0
+    words = found.translate(torch.tensor([[5, 6, 7], [8, 0, 0]]), 0)
+    assert words.shape == (2, 2) and (words[:, 0] > 3).all() and not words[:, 1].any()
+
+
+def test_batches_have_each_row_once_and_similar_lengths():
+    lengths = np.random.default_rng(0).integers(3, 13, size=1000)
+    parts = unsupervised.batches(lengths, np.random.default_rng(1))
+    assert sorted(np.concatenate(parts).tolist()) == list(range(1000)) and max(map(len, parts)) <= 64
+    assert max(lengths[part].max() - lengths[part].min() for part in parts) <= 2
+
+
+def test_word_by_word_finds_the_words_and_a_network_the_sentences(corpus, tmp_path):
+    options = ("--data", corpus, "--width", 16, "--words", 6)
+    run(*options, "--out", tmp_path / "words", "--iterations", 0)
+    rows = items(tmp_path / "words")
+    known = dict(zip(names("d", 1), names("e", 2), strict=True))
+    sources = [line.split() for line in (corpus / "test_2016_flickr.lc.norm.tok.de").read_text().splitlines()]
+    assert [row["reference"] for row in rows] == [" ".join(known[word] for word in words) for words in sources]
+    words = [pair for row in rows for pair in zip(row["prediction"].split(), row["reference"].split(), strict=True)]
+    assert np.mean([ours == theirs for ours, theirs in words]) > 0.8
+    found = []
+    for name, seed in (("a", 3), ("b", 3), ("c", 4)):
+        run(*options, "--out", tmp_path / name, "--iterations", 1, "--epochs", 1, "--seed", seed)
+        found.append(items(tmp_path / name))
+    assert found[0] == found[1] != found[2]
+
+
+@pytest.mark.parametrize(
+    ("options", "fault"),
+    [
+        (["--seed", "-1"], "--seed, --iterations and --sentences are at least 0"),
+        (["--width", "33"], "--width is even"),
+        (["--supervised", "--no-denoising"], "--supervised has no denoising"),
+        (["--supervised", "--iterations", "0"], "--iterations of at least 1"),
+        (["--words", "2"], "no sentence of at most 2 words"),
+        (["--sentences", "20"], "raise --sentences"),
+        (["--width", "64"], "lower --width"),
+        (["--device", "nonsense"], "device"),
+    ],
+)
+def test_a_wrong_option_is_refused_in_one_line(corpus, tmp_path, capsys, options, fault):
+    with pytest.raises(SystemExit) as stopped:
+        run("--data", corpus, "--out", tmp_path / "out", "--width", "16", *options)
+    assert stopped.value.code == 2 and fault in capsys.readouterr().err and not (tmp_path / "out").exists()
+
+
+def test_files_that_are_missing_or_differ_in_length_are_refused(corpus, tmp_path, capsys):
+    with open(corpus / "val.lc.norm.tok.en", "a") as file:
+        file.write("e1\n")
+    with pytest.raises(SystemExit) as stopped:
+        run("--data", corpus, "--out", tmp_path / "out", "--validation")
+    assert stopped.value.code == 2 and "val has 30 German and 31 English lines" in capsys.readouterr().err
+    with pytest.raises(SystemExit) as stopped:
+        run("--data", tmp_path, "--out", tmp_path / "out")
+    assert stopped.value.code == 2 and "train.lc.norm.tok.de cannot be read" in capsys.readouterr().err
+
+
+def test_training_sentences_that_are_all_too_long_are_refused(corpus, tmp_path, capsys):
+    for language, word in (("de", "d1"), ("en", "e1")):
+        with open(corpus / f"val.lc.norm.tok.{language}", "a") as file:
+            file.write(f"{word}\n")
+    with pytest.raises(SystemExit) as stopped:
+        run("--data", corpus, "--out", tmp_path / "out", "--validation", "--words", 5, "--width", 16)
+    assert stopped.value.code == 2 and "no sentence of at most 5 words" in capsys.readouterr().err
+
+
+@pytest.mark.mirror
+def test_the_archive_has_the_pairs_of_the_page(archive):
+    counts = {split: [len(side) for side in unsupervised.read(archive, split)] for split in ("train", "val")}
+    assert counts == {"train": [29_000] * 2, "val": [1014] * 2}
+    test = unsupervised.short(unsupervised.read(archive, unsupervised.TEST), 12)
+    assert [len(side) for side in test] == [490, 490]
+
+
+@pytest.mark.mirror
+def test_a_small_run_of_the_claim_is_judged_over_seeds_and_sentences(archive, tmp_path):
+    (tmp_path / "examples").mkdir()
+    (tmp_path / "archives").mkdir()
+    shutil.copy(SCRIPT, tmp_path / "examples")
+    (tmp_path / "archives/multi30k").symlink_to(archive)
+    content = yaml.safe_load(CLAIM.read_text())
+    for arm in content["arms"].values():
+        arm["run"] += " --sentences 2000 --epochs 1"
+    claim = next(claim for claim in content["claims"] if claim["name"] == "back-translation")
+    content["arms"] = {claim[side]: content["arms"][claim[side]] for side in ("treatment", "control")}
+    content |= {"seeds": 2, "lock": [], "claims": [claim]}
+    (tmp_path / "examples" / CLAIM.name).write_text(yaml.safe_dump(content))
+    document = run_claim(f"examples/{CLAIM.name}", tmp_path)
+    (judged,) = document["claims"]
+    assert judged["metric"] == "bleu" and judged["analyses"] == ["over seeds", "over seeds and items"]
+    assert all(0 <= score < 30 for side in judged["scores"].values() for score in side)
+
+
+def test_the_published_verdict_is_of_this_claim_and_agrees_with_its_scores():
+    check_published(CLAIM, SCRIPT, EVIDENCE)
