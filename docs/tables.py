@@ -18,6 +18,7 @@ import re
 import sys
 from collections import Counter, defaultdict
 from collections.abc import Iterable
+from dataclasses import asdict
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -1015,11 +1016,10 @@ def speed_peers() -> Table:
 
     rows = []
     for recipe in read_json("benchmarks/results/2026-11-28-nvidia-h100-speed-94-peers.json")["recipes"]:
-        accuracy, seconds = (mean_interval(recipe[name]) for name in ("accuracies", "seconds"))
         name = f"[{recipe['name']}]({recipe['source']})" if "source" in recipe else recipe["name"]
-        percent = f"{100 * accuracy.mean:.2f} [{100 * accuracy.low:.2f}, {100 * accuracy.high:.2f}] %"
-        timed = f"{seconds.mean:.2f} [{seconds.low:.2f}, {seconds.high:.2f}]"
-        rows.append([name, percent, timed, str(len(recipe["seconds"]))])
+        accuracy = interval(asdict(mean_interval([100 * share for share in recipe["accuracies"]])), 2, sign=False)
+        seconds = interval(asdict(mean_interval(recipe["seconds"])), 2, sign=False)
+        rows.append([name, f"{accuracy} %", seconds, str(len(recipe["seconds"]))])
     return ["recipe", "test accuracy", "seconds", "runs"], rows
 
 
