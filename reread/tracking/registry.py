@@ -90,7 +90,8 @@ def log_model(
     threshold = calibration = None
     if evaluation_directory:
         threshold = label_threshold(read_json(evaluation_directory / METRICS))
-        calibration = calibration_of(evaluation_directory, open_prepared(job.prepared))
+        # Its arrays were verified for the evaluation, and are again where a version is packed.
+        calibration = calibration_of(evaluation_directory, open_prepared(job.prepared, verify=False))
     with _locked(tracking):
         run = client.get_run(run_id)
         # The run may have been trained under another name.
