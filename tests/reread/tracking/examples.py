@@ -1,7 +1,6 @@
 """Small prepared data and runs as they lie on disk after training, for tests of what comes after it."""
 
 import os
-import shutil
 import subprocess
 import sys
 import textwrap
@@ -9,7 +8,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
-import pytest
 import torch
 from safetensors.torch import save_file
 
@@ -30,17 +28,6 @@ TEXTS = [
     "",
 ]
 KEPT = (3, 6)
-
-
-@pytest.fixture
-def folder(tmp_path, monkeypatch, empty_databases):
-    """An empty project folder as the current one, which no server of the user's reaches."""
-    shutil.copy2(empty_databases / "mlflow.db", tmp_path)
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
-    # MLflow puts the code of each model that it loads before the project's, for this process and those it starts.
-    monkeypatch.setattr(sys, "path", list(sys.path))
-    return tmp_path
 
 
 def start(code: str, *arguments: str) -> subprocess.Popen:

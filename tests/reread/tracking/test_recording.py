@@ -25,7 +25,6 @@ from tests.reread.tracking.examples import (
     content,
     evaluate_run,
     finish_run,
-    folder,
     history,
     make_job,
     prepared_text,
@@ -36,7 +35,6 @@ from tests.reread.tracking.examples import (
 )
 from tests.servers import free_port
 
-__all__ = ["folder"]
 pytestmark = [
     pytest.mark.filterwarnings("ignore::DeprecationWarning:mlflow"),
     pytest.mark.filterwarnings("ignore:.*type hint:UserWarning"),

@@ -17,10 +17,9 @@ from reread.tracking.runs import open_tracking
 from reread.tracking.scoring import make_app
 from reread.tracking.temperature import calibration_of, tempered
 from tests.reads import every_test_split
-from tests.reread.tracking.examples import TEXTS, folder, prepared_images, prepared_text, write_report
+from tests.reread.tracking.examples import TEXTS, prepared_images, prepared_text, write_report
 from tests.reread.tracking.test_served_model import answer_elsewhere, assert_no_pickle, kept_files, register
 
-__all__ = ["folder"]
 pytestmark = [
     pytest.mark.filterwarnings("ignore::DeprecationWarning:mlflow"),
     pytest.mark.filterwarnings("ignore:.*type hint:UserWarning"),

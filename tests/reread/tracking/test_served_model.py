@@ -25,13 +25,10 @@ from tests.reread.tracking.examples import (
     TEXTS,
     evaluate_run,
     finish_run,
-    folder,
     make_job,
     prepared_images,
     prepared_text,
 )
-
-__all__ = ["folder"]
 
 pytestmark = [
     # MLflow 3.17 uses what SQLAlchemy and pandas have deprecated, and warns of its own type hints.

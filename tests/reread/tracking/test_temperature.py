@@ -7,11 +7,10 @@ from reread.storage.files import read_json, write_json
 from reread.storage.prepared import open_prepared
 from reread.tracking.registry import load_model, log_model
 from reread.tracking.temperature import LEAST, Calibration, calibration_of, fitted_temperature, tempered
-from tests.reread.tracking.examples import TEXTS, evaluate_run
-from tests.reread.tracking.test_served_model import folder, kept_files, prepared_text, register
+from tests.reread.tracking.examples import TEXTS, evaluate_run, prepared_text
+from tests.reread.tracking.test_served_model import kept_files, register
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning:mlflow", "ignore:.*type hint:UserWarning")
-__all__ = ["folder"]
 
 
 def draw(rows: int, temperature: float) -> tuple[np.ndarray, np.ndarray]:

@@ -18,7 +18,6 @@ from tests.reread.tracking.examples import (
     content,
     evaluate_run,
     finish_run,
-    folder,
     history,
     make_job,
     prepared_text,
@@ -27,8 +26,6 @@ from tests.reread.tracking.examples import (
     steps,
     write_report,
 )
-
-__all__ = ["folder"]
 
 # MLflow 3.17 uses what SQLAlchemy and pandas have deprecated.
 pytestmark = [
