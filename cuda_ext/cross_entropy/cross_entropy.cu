@@ -62,7 +62,9 @@ __global__ void __launch_bounds__(threads)
     sum = sum_of_row<lanes>(sum);
     const float log_powers = logf(powers), inverse = 1 / powers;
     if (is && lane == 0) {
-      losses += (1 - smoothing) * (log_powers - (x[target] - largest)) + share * (classes * log_powers - sum);
+      losses += (1 - smoothing) * (log_powers - (x[target] - largest));
+      // Without smoothing, a masked class's score of -inf counts for nothing, and 0 x inf would be NaN.
+      if (share > 0) losses += share * (classes * log_powers - sum);
     }
     for (int c = lane; is && c < classes; c += lanes) {
       const float wanted = (c == target ? 1 - smoothing : 0.0f) + share;

@@ -33,6 +33,16 @@ def test_large_scores_neither_overflow_nor_vanish():
     assert rules.relative_error(both_passes(cross_entropy, scores, targets), exact) <= LARGEST_ERROR
 
 
+@pytest.mark.parametrize("classes", [5, 40, 100])
+def test_masked_classes_give_a_finite_loss_without_smoothing(classes):
+    scores, targets = drawn(64, classes)
+    with torch.no_grad():
+        scores[torch.arange(64), (targets + 1) % classes] = -torch.inf
+    exact = both_passes(functional.cross_entropy, scores.double(), targets, 0.0)
+    assert all(part.isfinite().all() for part in exact)
+    assert rules.relative_error(both_passes(cross_entropy, scores, targets, 0.0), exact) <= LARGEST_ERROR
+
+
 @pytest.mark.parametrize("size", [(0, 5), (MOST_SCORES // 4 + 1, 4)])
 def test_more_scores_and_none_take_pytorch_s(size):
     scores, targets = drawn(*size)
