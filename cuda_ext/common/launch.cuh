@@ -17,7 +17,10 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <mutex>
+#include <set>
 #include <type_traits>
+#include <utility>
 
 namespace cuda_ext {
 
@@ -89,6 +92,23 @@ inline bool has_hopper_code() {
   return version >= 90;
 }
 
+// Allows `kernel` all the dynamic shared memory of the current GPU's blocks, once per kernel and GPU. A maximum of each
+// call's own bytes would fail the launch of another host thread, which needs more, between the two calls of this one.
+template <typename... Wanted>
+void allow_all_shared_memory(void (*kernel)(Wanted...)) {
+  static std::mutex mutex;
+  static std::set<std::pair<void (*)(Wanted...), int>> allowed;
+  const std::pair key{kernel, current_device()};
+  const std::lock_guard lock(mutex);
+  if (allowed.count(key) != 0) return;
+  cudaFuncAttributes attributes{};
+  STD_CUDA_CHECK(cudaFuncGetAttributes(&attributes, kernel));
+  const int most = attribute_of_device(cudaDevAttrMaxSharedMemoryPerBlockOptin);
+  STD_CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                      most - static_cast<int>(attributes.sharedSizeBytes)));
+  allowed.insert(key);
+}
+
 // How a kernel is launched. shared_bytes: dynamic shared memory. early: as `wait_for_the_one_before` says; without code
 // for Hopper a launch as any. cluster: blocks along x that share their shared memory; more than one needs that code.
 struct Launch {
@@ -103,10 +123,7 @@ struct Launch {
 template <typename... Wanted, typename... Given>
 void launch(void (*kernel)(Wanted...), const Launch& how, const Given&... arguments) {
   // 48 KiB in all need no leave, of which a kernel's static shared memory takes up to 18.
-  if (how.shared_bytes > 30 * 1024) {
-    STD_CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                        static_cast<int>(how.shared_bytes)));
-  }
+  if (how.shared_bytes > 30 * 1024) allow_all_shared_memory(kernel);
   cudaLaunchAttribute attributes[2]{};
   unsigned count = 0;
   if (how.early && has_hopper_code()) {

@@ -165,7 +165,7 @@ __device__ __forceinline__ void store_gradients(float (&sums)[2][NT][2], float t
 // As many blocks as the GPU holds at once.
 template <typename Kernel>
 int blocks_at_once(Kernel kernel, int block_threads, int shared_bytes) {
-  STD_CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes));
+  cuda_ext::allow_all_shared_memory(kernel);
   int resident = 0;
   STD_CUDA_CHECK(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&resident, kernel, block_threads, shared_bytes));
   return cuda_ext::multiprocessors() * resident;
