@@ -257,7 +257,12 @@ def test_each_operation_has_a_page_with_its_signature_speed_and_limits(name):
     page = PAGES[f"docs/kernels/{name}.md"]
     assert re.search(rf"autofunction:: cuda_ext\.{name}\.", page)
     table = page.partition(f"<!-- table: kernel:{name} -->")[2].partition("<!-- end of table -->")[0]
-    assert table.count("\n") > 3
+    try:
+        load("tables").kernel(name)
+    except KeyError:
+        assert "not been measured yet" in page and not table
+    else:
+        assert table.count("\n") > 3
     assert "## Limits" in page or name == "vector_add"
 
 

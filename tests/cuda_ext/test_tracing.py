@@ -12,6 +12,7 @@ from cuda_ext.dense_block import Halves, dense_block
 from cuda_ext.embedding import embedding
 from cuda_ext.gru import gru, gru_ragged
 from cuda_ext.swish import swish
+from cuda_ext.transpose import transpose
 from cuda_ext.vector_add import vector_add
 
 pytestmark = pytest.mark.filterwarnings("ignore::cuda_ext.library.ReferenceWarning")
@@ -37,6 +38,7 @@ TOKENS, LABELS = torch.tensor([[0, 2], [4, 2]]), torch.tensor([3, 0, 1])
 # name: a function of float tensors, their shapes, and its operation in the graph.
 CASES = {
     "vector_add": (vector_add, [(4,), (4,)], "vector_add"),
+    "transpose": (transpose, [(3, 4)], "transpose"),
     "swish": (swish, [(2, 3, 4), (3,)], "swish"),
     "conv2d": (conv2d, [(2, 5, 6), (3, 3)], "conv2d"),
     "attention_pooling": (

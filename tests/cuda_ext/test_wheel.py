@@ -103,6 +103,7 @@ def test_every_operation_s_example_runs_in_an_environment_with_torch_alone(built
     tried, kernels = done.stdout.splitlines()
     for operation in (
         "vector_add",
+        "transpose",
         "swish",
         "conv2d",
         "attention_pooling",
