@@ -10,6 +10,7 @@ from cuda_ext.conv2d import conv2d
 from cuda_ext.cross_entropy import cross_entropy
 from cuda_ext.dense_block import Halves, dense_block
 from cuda_ext.embedding import embedding
+from cuda_ext.finite_differences import finite_differences
 from cuda_ext.gru import gru, gru_ragged
 from cuda_ext.swish import swish
 from cuda_ext.transpose import transpose
@@ -38,6 +39,7 @@ TOKENS, LABELS = torch.tensor([[0, 2], [4, 2]]), torch.tensor([3, 0, 1])
 # name: a function of float tensors, their shapes, and its operation in the graph.
 CASES = {
     "vector_add": (vector_add, [(4,), (4,)], "vector_add"),
+    "finite_differences": (lambda f: finite_differences(f, "y", 0.5), [(4, 5, 6)], "finite_differences"),
     "transpose": (transpose, [(3, 4)], "transpose"),
     "swish": (swish, [(2, 3, 4), (3,)], "swish"),
     "conv2d": (conv2d, [(2, 5, 6), (3, 3)], "conv2d"),

@@ -104,6 +104,7 @@ def test_every_operation_s_example_runs_in_an_environment_with_torch_alone(built
     for operation in (
         "vector_add",
         "transpose",
+        "finite_differences",
         "swish",
         "conv2d",
         "attention_pooling",
