@@ -69,10 +69,14 @@ def measuring(kernels: Sequence[str]) -> Iterator[dict[str, Any]]:
         yield measured
 
 
-def refuse_without_kernels() -> None:
-    """KernelError if there is no GPU or no library for it."""
+def refuse_without_gpu() -> None:
     if not torch.cuda.is_available():
         raise KernelError("the benchmark times kernels on an NVIDIA GPU, and PyTorch sees none: see `nvidia-smi`")
+
+
+def refuse_without_kernels() -> None:
+    """KernelError if there is no GPU or no library for it."""
+    refuse_without_gpu()
     if reason := library.unfit(torch.device("cuda", torch.cuda.current_device())):
         raise KernelError(f"there is no kernel to time: {reason}")
 

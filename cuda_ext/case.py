@@ -30,6 +30,7 @@ class Case:
     measured against.
     bytes: the fewest bytes that device memory must move, each input read once and each output written once.
     flops: the arithmetic that must be done, flops_per_second: the rate of the unit that does it.
+    before(*inputs): what comes before each call, not timed. ``pairs`` alone calls it, where the inputs lie on the CPU.
     """
 
     kernel: str
@@ -42,6 +43,7 @@ class Case:
     bytes: int
     flops: float = 0
     flops_per_second: float = FP32_FLOPS
+    before: Callable[..., None] | None = None
 
 
 def begin(kernel: str, *case: object) -> None:

@@ -8,6 +8,9 @@ that a change of the clocks meets both of a pair; every second process begins wi
 geometric mean of its samples, in milliseconds a call. The log of the scores' ratio is then the mean of the pairs' log
 ratios, and a margin of 5 % is log 1.05.
 
+Where the inputs lie on a GPU, its events time replays of a CUDA graph. Where they lie on the CPU, as for copies to a
+GPU, the CPU's clock times calls, which return when all is done.
+
 The file has a line of JSON for each of the two in each process. ``samples_ms`` has the samples in their order: those at
 the same place of a process's two lines are a pair.
 """
@@ -22,7 +25,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -113,12 +117,13 @@ def measure(case: Case, peer: str, process: int, samples: int) -> list[Line]:
     """Time a case and a peer of it in this process; return the line of each, the case's first."""
     library.strict(True)
     torch.manual_seed(process)
-    sets, calls = bench.sets_of(case)
+    sets, calls = bench.sets_of(case) if case.before is None else ([case.inputs()], 1)
     on_gpu = sets[0][0].is_cuda
     prepare = bench.captured if on_gpu else not_captured
     runs = {bench.OWN: prepare(case.function, sets, calls), peer: prepare(case.peers[peer], sets, calls)}
     in_order = dict(reversed(runs.items())) if process % 2 else runs
-    timed = (bench.samples_in_turn if on_gpu else samples_on_cpu)(in_order, samples)
+    before = partial(case.before, *sets[0]) if case.before else None
+    timed = bench.samples_in_turn(in_order, samples) if on_gpu else samples_on_cpu(in_order, samples, before)
     cpu = {"torch": torch.__version__, "threads": torch.get_num_threads()}
     return [
         {
@@ -128,7 +133,7 @@ def measure(case: Case, peer: str, process: int, samples: int) -> list[Line]:
             "score": statistics.geometric_mean(timed[name]),
             "samples_ms": timed[name],
             "graph": one.graph,
-            "environment": bench.environment() if on_gpu else cpu,
+            "environment": bench.environment() if torch.cuda.is_initialized() else cpu,
         }
         for name, one in runs.items()
     ]
@@ -139,17 +144,20 @@ def not_captured(function: Run, sets: list[tuple[Tensor, ...]], calls: int) -> b
     return bench.Run(lambda: [function(*sets[i % len(sets)]) for i in range(calls)], calls, False)
 
 
-def samples_on_cpu(runs: Mapping[str, bench.Run], samples: int) -> dict[str, list[float]]:
-    """As ``bench.samples_in_turn``, by the CPU's clock."""
-    for one in runs.values():
-        one.run()
+def samples_on_cpu(
+    runs: Mapping[str, bench.Run], samples: int, before: Callable[[], None] | None = None
+) -> dict[str, list[float]]:
+    """As ``bench.samples_in_turn``, by the CPU's clock; ``before`` comes before each run and is not timed."""
     times: dict[str, list[float]] = {name: [] for name in runs}
-    for _ in range(samples):
+    # The first sample of each warms up.
+    for _ in range(1 + samples):
         for name, one in runs.items():
+            if before is not None:
+                before()
             begin = time.perf_counter()
             one.run()
             times[name].append((time.perf_counter() - begin) * 1e3 / one.calls)
-    return times
+    return {name: taken[1:] for name, taken in times.items()}
 
 
 def write(path: Path, lines: Sequence[Line]) -> None:

@@ -16,6 +16,7 @@ import pytest
 import yaml
 from nbclient import NotebookClient
 
+from cuda_ext import pairs
 from reread.planning.experiment import load_experiment
 from tests.cuda_ext.test_exercise_gpu import kernels_of_the_sources
 from tests.reread.evaluation.pages import published_report
@@ -149,6 +150,14 @@ def test_each_program_of_python_exists_and_knows_the_options_shown():
     for module, help_text in json.loads(printed.splitlines()[-1]).items():
         missing = {option for option in options[module] if option not in help_text}
         assert not missing, f"python -m {module} has no {missing}"
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.script_method`:DeprecationWarning")
+def test_each_case_that_a_page_times_beside_a_peer_exists():
+    shown = [words[2:5] for words in commands_of("python") if words[:2] == ["-m", "cuda_ext.pairs"]]
+    assert ["conv2d", "64 x 512 x 512, 3 x 3, tiled, float32", "cuDNN"] in shown
+    for kernel, case, peer in shown:
+        pairs.find_case(kernel, case, peer)
 
 
 def test_each_deployment_exists_with_the_parameters_shown():

@@ -8,10 +8,13 @@ import os
 import statistics
 import subprocess
 import sys
+import time
 
 import pytest
+import torch
 
 from cuda_ext import bench, pairs
+from cuda_ext.case import Case
 from cuda_ext.errors import KernelError
 from reread.commands.app import main
 from reread.storage.source import ROOT
@@ -60,6 +63,25 @@ def test_a_score_is_the_geometric_mean_so_that_its_log_ratio_is_that_of_the_pair
         assert len(own["samples_ms"]) == len(other["samples_ms"]) == SAMPLES
         logs = [math.log(b / a) for a, b in zip(own["samples_ms"], other["samples_ms"], strict=True)]
         assert math.isclose(math.log(other["score"] / own["score"]), statistics.fmean(logs), abs_tol=1e-12)
+
+
+def test_what_comes_before_each_call_is_not_timed():
+    calls = []
+
+    def noted(name):
+        return lambda x: calls.append(name) or x
+
+    def before(x):
+        calls.append("before")
+        time.sleep(0.05)
+
+    case = Case("nothing", "3", torch.float32, lambda: (torch.zeros(3),), noted("this"), {"other": noted("other")},
+                noted("exact"), 1, before=before)  # fmt: skip
+    own, other = pairs.measure(case, "other", process=1, samples=2)
+    # Once to warm up, then a sample each in turn.
+    assert calls == ["before", "other", "before", "this"] * 3
+    assert max(own["samples_ms"] + other["samples_ms"]) < 50
+    assert len(own["samples_ms"]) == 2 and own["environment"].keys() == {"torch", "threads"}
 
 
 def in_twos(lines):
