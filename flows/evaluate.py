@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from flows.definition import project_flow
-from flows.parameters import Experiment, GivenPlan, Overrides, Seeds, Variants, plan_of
+from flows.parameters import Experiment, GivenArrays, GivenPlan, Overrides, Seeds, Variants, plan_of
 from flows.preprocess import preprocess
 from reread.planning.search import with_known_trials
 from tasks.show import show_results
@@ -16,6 +16,7 @@ def evaluate(
     seeds: Seeds = None,
     overrides: Overrides = None,
     plan: GivenPlan = None,
+    prepared: GivenArrays = None,
     so_far: bool = False,
 ) -> str:
     """Evaluate the finished runs of an experiment; return the folder of its report.
@@ -26,6 +27,6 @@ def evaluate(
 
     # The plan was made before its trials were trained.
     chosen = with_known_trials(plan_of(plan, experiment, variants, seeds, overrides))
-    report = evaluate_plan(chosen, preprocess(plan=chosen), so_far)
+    report = evaluate_plan(chosen, preprocess(plan=chosen) if prepared is None else prepared, so_far)
     show_results(Path(report))
     return report

@@ -31,6 +31,9 @@ Fresh = Annotated[bool, described("Ignore the cache: make everything again.")]
 Wait = Annotated[bool, described("Wait where another process trains a run; otherwise fail there.")]
 # pydantic would rebuild a plan that it knows the class of.
 GivenPlan = Annotated[Any, described("Leave empty: a plan that a command resolved.")]
+GivenArrays = Annotated[
+    dict[str, str] | None, described("Leave empty: the folders that `preprocess` returned to a calling flow.")
+]
 
 
 def plan_of(

@@ -6,6 +6,7 @@ from flows.definition import project_flow
 from flows.evaluate import evaluate
 from flows.ingest import ingest
 from flows.parameters import Experiment, Fresh, GivenPlan, Overrides, Seeds, Variants, Wait, plan_of
+from flows.preprocess import preprocess
 from flows.train import train
 from reread.planning.resolve import with_data
 from tasks.show import show_results
@@ -30,7 +31,8 @@ def pipeline(
     chosen = plan_of(plan, experiment, variants, seeds, overrides)
     ingest(plan=chosen)
     chosen = with_data(chosen)
-    train(plan=chosen, fresh=fresh, wait=wait)
-    report = evaluate(plan=chosen)
+    prepared = preprocess(plan=chosen)
+    train(plan=chosen, fresh=fresh, wait=wait, prepared=prepared)
+    report = evaluate(plan=chosen, prepared=prepared)
     show_results(Path(report))
     return report

@@ -12,7 +12,7 @@ from prefect.futures import wait as wait_for
 from prefect.task_runners import ThreadPoolTaskRunner
 
 from flows.definition import project_flow
-from flows.parameters import Experiment, Fresh, GivenPlan, Overrides, Seeds, Variants, Wait, plan_of
+from flows.parameters import Experiment, Fresh, GivenArrays, GivenPlan, Overrides, Seeds, Variants, Wait, plan_of
 from flows.preprocess import preprocess
 from reread.planning.environment import Environment
 from reread.planning.reach import plan_reach, reach_lines
@@ -40,6 +40,7 @@ def train(
     fresh: Fresh = False,
     wait: Wait = True,
     plan: GivenPlan = None,
+    prepared: GivenArrays = None,
 ) -> list[str]:
     """Train the runs of an experiment, or of some variants and seeds; return their folders in runs/.
 
@@ -55,7 +56,7 @@ def train(
     # What a kill left running in Prefect and MLflow is closed first, and what waited for MLflow is recorded.
     close_dead_flow_runs(say)
     settle(chosen.environment, say)
-    prepared = preprocess(plan=chosen)
+    folders = preprocess(plan=chosen) if prepared is None else prepared
     each = f"{len(chosen.seeds)} {'seed' if len(chosen.seeds) == 1 else 'seeds'}"
     if chosen.folds is not None:
         each = f"{chosen.folds} folds of {each}"
@@ -71,7 +72,7 @@ def train(
     say(f"{chosen.name}: {names} on {each}, {workers} {'run' if workers == 1 else 'runs'} at a time", summary=True)
     directories: list[str] = []
     with kept_processes(), recording_in_background():
-        for jobs in rounds(chosen, prepared):
+        for jobs in rounds(chosen, folders):
             directories += _train_jobs(jobs, chosen.environment, fresh, wait)
     if unrecorded(chosen.environment.runs):
         settle(chosen.environment, say)

@@ -186,6 +186,9 @@ def check_pages(served: Served, flow_run: str, wrong: str) -> None:
     assert "inconclusive: A hierarchical attention network" in lines and "reports/tiny/report.html" in lines
     flow_runs = served.ask("flow_runs/filter", {})
     assert {one["name"] for one in flow_runs if one["id"] != wrong} == {"tiny"}
+    flows = {one["id"]: one["name"] for one in served.ask("flows/filter", {})}
+    entered = sorted(flows[one["flow_id"]] for one in flow_runs if one["id"] != wrong)
+    assert entered == ["evaluate", "ingest", "pipeline", "preprocess", "train"]
     # Prefect's page must ask its own port, not 4200.
     assert call(f"{served.page}/ui-settings")["api_url"] == "/api"
     assert (served.project.directory / "reports/tiny/report.html").is_file()
