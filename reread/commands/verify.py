@@ -65,6 +65,8 @@ def command(
     else:
         for name, result in results.items():
             print(said(name, result))
+        if not results:
+            print(f"{', '.join(map(str, folders))}: no claim is judged here, so there is nothing to verify")
     if not write and any(result["differences"] for result in results.values()):
         raise typer.Exit(DIFFERS)
 
