@@ -31,6 +31,7 @@ from reread.evaluation.records import RunRecord
 from reread.goals import goal
 from reread.planning.resolve import make_plan
 from reread.planning.runs import all_runs, find_run
+from reread.planning.trial import folds_name
 from reread.preprocessing.manifest import open_data_set
 from reread.storage.digests import whole
 from reread.storage.errors import InputError
@@ -222,18 +223,20 @@ def try_(
     variants: Iterable[str] = (),
     metric: str | None = None,
     minutes: int | None = None,
+    folds: int | None = None,
 ) -> pd.DataFrame:
     """Tune, train and compare networks and baselines on a data set, as `reread try` does; return its comparisons.
 
     The arguments are the command's options; ``comparisons`` describes the columns. Finished runs are cached, and the
-    same call resumes an interrupted one. ``scores(data)`` has the metrics. InputError for what the command refuses.
+    same call resumes an interrupted one. ``scores(data)`` has the metrics, with ``folds`` ``scores(f"{data}-folds")``.
+    InputError for what the command refuses.
     """
     for name, value, least in (("seeds", seeds, 1), ("epochs", epochs, 2), ("minutes", minutes, 0)):
         if value is not None and value < least:
             raise InputError(f"{name} is {value}: give {least} or more")
     chosen = [variants] if isinstance(variants, str) else list(variants)
-    _try.try_networks(data, seeds, epochs, chosen, metric, minutes)
-    return comparisons(data)
+    _try.try_networks(data, seeds, epochs, chosen, metric, minutes, folds)
+    return comparisons(data if folds is None else folds_name(data))
 
 
 def _report_file(experiment: str, name: str) -> Any:

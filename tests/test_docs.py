@@ -213,11 +213,9 @@ def yaml_blocks(page: str) -> list[str]:
 
 def test_each_experiment_that_a_page_shows_whole_is_one():
     shown = [(page, block) for page in PAGES for block in yaml_blocks(page) if block.startswith("title:")]
-    assert {"README.md", "docs/change.md", "docs/own-data.md", "docs/tutorial.md"} <= {page for page, _ in shown}
+    assert {"README.md", "docs/change.md", "docs/tutorial.md"} <= {page for page, _ in shown}
     for page, block in shown:
-        # Own data of a reader are not in the manifest.
-        content = yaml.safe_load(block.replace("data: notes", "data: docstrings"))
-        assert load_experiment("shown", ROOT, content=content).variants, page
+        assert load_experiment("shown", ROOT, content=yaml.safe_load(block)).variants, page
 
 
 def test_the_tutorial_leads_from_its_experiment_to_a_verdict(project):

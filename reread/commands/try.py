@@ -7,12 +7,14 @@ reread try reviews --epochs 10 --seeds 8
 reread try reviews --variant word-average         only this network, and the baselines
 reread try reviews --variant han --variant mine   HAN and models/mine.py, beside what was tried before
 reread try reviews --variant my_package.nets:TextCNN      a network of another package
+reread try reviews --folds 5          few rows: no tuning, all rows are tested in turn
 
 Tunes, trains and compares them, and registers the best. Writes experiments/NAME-tuning.yaml, and after tuning
 experiments/NAME.yaml. Sizes and learning rates are chosen on the validation split by one other seed; the test split
 is read only at the end. Where a choice is at the edge of what was tried, tuning goes on beyond it; what is left
-open when its time is up gets no verdict. Finished runs are cached, and an interrupted one resumes from its last epoch:
-type the same command again.
+open when its time is up gets no verdict. With --folds nothing is tuned and no model is registered: each network, as
+params.yaml has it, is compared with a baseline, and the experiment is experiments/NAME-folds.yaml. Finished runs are
+cached, and an interrupted one resumes from its last epoch: type the same command again.
 """
 
 import time
@@ -29,11 +31,12 @@ if TYPE_CHECKING:
     from reread.planning.plan import Plan
     from tasks.estimate import Estimate
 
-FEWEST_SEEDS = 6  # with which one comparison can be decided
 RUN_SECONDS = 5  # beside training: to import torch, to open the arrays, to write what is evaluated
 WHOLE_SECONDS = 40  # Prefect's server, two reports
 SHARE_NAMED = 0.9  # of a core, below which other work is named
 LONG_SECONDS = 3600
+FOLDS = 5  # that are suggested
+FEW = 0.1  # a smallest difference that is all that an accuracy of 0.9 leaves
 ROUNDS = 4  # in which tuning goes on
 
 
@@ -83,16 +86,24 @@ def command(
         int | None,
         typer.Option(min=0, metavar="N", help="Minutes for tuning beyond the first grid; default: as the rest takes."),
     ] = None,
+    folds: Annotated[
+        int | None,
+        typer.Option(metavar="N", help="Cross-validate by this many folds, from 3 up, without tuning; for few rows."),
+    ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plan and the time; write nothing.")] = False,
     as_json: AsJson = False,
 ) -> None:
     with progress(as_json):
-        outcome = try_networks(name, seeds, epochs, variants or (), metric, minutes, dry_run)
+        outcome = try_networks(name, seeds, epochs, variants or (), metric, minutes, folds, dry_run)
     if as_json:
         print_json(asdict(outcome) if isinstance(outcome, Outlook) else results_of(outcome))
     elif not isinstance(outcome, Outlook):
         print_results(outcome)
-        print_champion(name, outcome)
+        print(f"\nReport: {outcome / 'report.html'}")
+        if folds is None:
+            print_champion(name, outcome)
+        else:
+            print(f"No model is registered: `reread try {name}` trains one")
 
 
 def try_networks(
@@ -102,10 +113,11 @@ def try_networks(
     variants: Sequence[str] = (),
     metric: str | None = None,
     minutes: int | None = None,
+    folds: int | None = None,
     dry_run: bool = False,
 ) -> Path | Outlook:
-    """Tune, train and compare networks and baselines on a data set; return the report's folder, on a dry run what would
-    be done.
+    """Tune (without ``folds``), train and compare networks and baselines on a data set; return the report's folder, on
+    a dry run what would be done.
 
     Arguments are the command's options.
     """
@@ -114,34 +126,56 @@ def try_networks(
     entry = read_manifest().entry(name)  # before slow imports
 
     from reread.goals import beyond_labels
+    from reread.planning.entrance import undecidable
     from reread.planning.resolve import make_plan
-    from reread.planning.trial import experiment_of, path_of, smallest_difference, tuned, tuning_of, write_experiment
+    from reread.planning.trial import (
+        experiment_of,
+        folds_name,
+        path_of,
+        smallest_difference,
+        tuned,
+        tuning_of,
+        with_folds,
+        write_experiment,
+    )
     from reread.planning.tuning import tuning_name
     from reread.preprocessing.ingest import outputs
+    from reread.storage.errors import InputError
 
-    tuning = tuning_of(name, entry, epochs, variants, metric)
-    first = experiment_of(name, entry, tuning, seeds)
-    plans = make_plan(tuning_name(name), content=tuning), make_plan(name, content=first)
+    if folds is None:
+        tuning = tuning_of(name, entry, epochs, variants, metric)
+        contents = {tuning_name(name): tuning, name: experiment_of(name, entry, tuning, seeds)}
+    elif minutes:
+        raise InputError("--minutes is for tuning, and with --folds nothing is tuned: leave one of them out")
+    else:
+        contents = {folds_name(name): with_folds(name, entry, folds, seeds, epochs, variants, metric)}
+    plans = [make_plan(experiment, content=content) for experiment, content in contents.items()]
     print(f"{name}: {entry.kind}, {entry.task}, {outputs(entry)}, {entry.rows:,} rows")
-    if len(first["seeds"]) < FEWEST_SEEDS:
-        print(f"warning: fewer than {FEWEST_SEEDS} seeds decide nothing")
-    files = path_of(tuning_name(name)), path_of(name)
-    print(f"{'would write' if dry_run else 'writes'} {files[0]}, then {files[1]}")
-    to_tune, to_compare, seconds, further = print_estimate(*plans, minutes, dry_run)
-    least = None if beyond_labels(entry.task) else smallest_difference(entry.splits["test"])
+    for line in undecidable(plans[-1]):
+        print(f"warning: {line}")
+    files = [str(path_of(experiment)) for experiment in contents]
+    print(f"{'would write' if dry_run else 'writes'} {', then '.join(files)}")
+    to_tune, to_compare, seconds, further = print_estimate(name, plans, minutes, dry_run)
+    rows, tested = (entry.splits["test"], "test rows") if folds is None else (entry.rows, "rows, all tested in turn,")
+    least = None if beyond_labels(entry.task) else smallest_difference(rows)
     if least is not None:
-        words = metric_words(first["metric"])
-        print(f"{entry.splits['test']:,} test rows can show a difference of about {least:.3f} or more in {words}")
+        words = metric_words(contents[plans[-1].name]["metric"])
+        print(f"{rows:,} {tested} can show a difference of about {least:.3f} or more in {words}")
+        if folds is None and least > FEW:
+            print(f"these are too few: --folds {FOLDS} tests all {entry.rows:,} rows in turn")
     if dry_run:
-        return Outlook([str(file) for file in files], to_tune, to_compare, seconds, further, least)
+        return Outlook(files, to_tune, to_compare, seconds, further, least)
 
     from flows.pipeline import pipeline
     from reread.commands.servers import prefect_session
 
     with prefect_session():
-        tuning_plan, metrics = tune(tuning, plans[0], further)
-        write_experiment(name, tuned(first, tuning_plan, metrics))
-        return Path(pipeline(name, plan=make_plan(name)))
+        if folds is None:
+            tuning_plan, metrics = tune(tuning, plans[0], further)
+            contents[name] = tuned(contents[name], tuning_plan, metrics)
+        final = plans[-1].name
+        write_experiment(final, contents[final])
+        return Path(pipeline(final, plan=make_plan(final)))
 
 
 def metric_words(metric: str) -> str:
@@ -199,8 +233,11 @@ def best_score(metrics: Mapping[str, Any], variant: str) -> float:
     return about["trials"][about["chosen"]] or 0.0
 
 
-def print_estimate(tuning: "Plan", final: "Plan", minutes: int | None, dry_run: bool) -> tuple[int, int, float, float]:
-    """Print how many runs the two experiments still have and about how long these take here.
+def print_estimate(
+    name: str, plans: Sequence["Plan"], minutes: int | None, dry_run: bool
+) -> tuple[int, int, float, float]:
+    """Print how many runs of the experiments are left and about how long these take here; plans: that of the tuning, if
+    there is one, and that which compares.
 
     Return the runs to tune, those to compare, their seconds, and for how many seconds tuning may go on: ``minutes``,
     or as long as all runs take, finished ones too. The data are prepared for the estimate; on a dry run, what is not
@@ -208,6 +245,7 @@ def print_estimate(tuning: "Plan", final: "Plan", minutes: int | None, dry_run: 
     """
     import os
     import tempfile
+    from collections import ChainMap
 
     from reread.storage.prepared import DESCRIPTION
     from tasks.board import duration
@@ -216,29 +254,33 @@ def print_estimate(tuning: "Plan", final: "Plan", minutes: int | None, dry_run: 
 
     with tempfile.TemporaryDirectory() as folder:
         prepared = {}
-        for key, about in {**tuning.preparations(), **final.preparations()}.items():
+        for key, about in ChainMap(*(plan.preparations() for plan in plans)).items():
             there = (Path(about["directory"]) / DESCRIPTION).is_file()
             elsewhere = {"directory": str(Path(folder) / key)} if dry_run and not there else {}
             prepared[key] = preprocess.fn({**about, **elsewhere})
-        to_tune, to_compare = tuning.unfinished(prepared), final.unfinished(prepared)
+        *tunings, final = plans
+        to_tune = [job for plan in tunings for job in plan.unfinished(prepared)]
+        to_compare = final.unfinished(prepared)
         jobs, workers = [*to_tune, *to_compare], final.environment.workers
-        every = [*tuning.jobs(prepared), *final.jobs(prepared)]
+        every = [job for plan in plans for job in plan.jobs(prepared)]
         estimated = estimate(jobs, workers)
         first = estimate(every, workers) if len(every) > len(jobs) else estimated
         baselines = baseline_seconds(Path(next(iter(prepared.values())))) if jobs else 0.0
+        # The tuning and the experiment fit the baselines of their own, on other splits; of cross-validation each fold.
+        baselines *= len(plans) if final.folds is None else final.folds * len(final.seeds)
 
     def whole(about: "Estimate", runs: int) -> float:
-        # The tuning and the experiment fit the baselines of their own, on other splits.
-        rest = (RUN_SECONDS * runs / workers + WHOLE_SECONDS + 2 * baselines) / about.share
+        rest = (RUN_SECONDS * runs / workers + WHOLE_SECONDS + baselines) / about.share
         return sum(about.training.values()) + about.evaluation + rest
 
     seconds = whole(estimated, len(jobs))
-    further = whole(first, len(every)) if minutes is None else 60.0 * minutes
+    further = (whole(first, len(every)) if minutes is None else 60.0 * minutes) if tunings else 0.0
+    of_folds = "" if final.folds is None else f" and {final.folds} folds"
     parts = ", ".join(f"{variant} {duration(seconds)}" for variant, seconds in estimated.training.items())
     print(
-        f"{len(jobs)} runs ({len(to_tune)} to tune, {len(to_compare)} of {len(final.seeds)} seeds): about "
+        f"{len(jobs)} runs ({len(to_tune)} to tune, {len(to_compare)} of {len(final.seeds)} seeds{of_folds}): about "
         f"{duration(seconds)} on this machine as it is now, less where runs end early; training: {parts or 'none'}; "
-        f"evaluation {duration(estimated.evaluation)}, baselines {duration(2 * baselines)}"
+        f"evaluation {duration(estimated.evaluation)}, baselines {duration(baselines)}"
     )
     cores = len(os.sched_getaffinity(0))
     if (average := load(cores)) is not None:
@@ -248,7 +290,7 @@ def print_estimate(tuning: "Plan", final: "Plan", minutes: int | None, dry_run: 
     if further:
         print(f"then about {duration(further)} more at most, where a choice is at the edge of what was tried")
     if seconds > LONG_SECONDS:
-        print(f"shorter: `reread try {final.name} --epochs N`, or --variant NAME for one network alone, or a GPU")
+        print(f"shorter: `reread try {name} --epochs N`, or --variant NAME for only one network, or a GPU")
     return len(to_tune), len(to_compare), seconds, further
 
 
@@ -261,7 +303,6 @@ def print_champion(name: str, report: Path) -> None:
     from reread.tracking.registry import champion_tags
 
     metrics = read_json(report / "metrics.json")
-    print(f"\nReport: {report / 'report.html'}")
     best, _ = champion_of(name, metrics)
     if best in kinds.baselines() and kinds.baselines()[best].serve is None:
         print(f"Champion: {best}, which cannot be served: `reread predict --data {name}` names the versions that can")

@@ -1,12 +1,16 @@
 """What can be refused or warned of at the entrance, from the experiment's files alone: torch is not imported."""
 
 from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
 from reread.goals import available, goal, output_titles
 from reread.planning.experiment import Experiment, load_experiment, networks, with_trials
 from reread.planning.schema import SEEDS
 from reread.storage.errors import InputError, refuse_unknown
 from reread.verdicts.seeds import least_seeds
+
+if TYPE_CHECKING:
+    from reread.planning.plan import Plan
 
 
 def read_experiment(
@@ -29,7 +33,9 @@ def read_experiment(
     return experiment
 
 
-def undecidable(experiment: Experiment, variants: list[str] | None, seeds: list[int] | None) -> list[str]:
+def undecidable(
+    experiment: "Experiment | Plan", variants: list[str] | None = None, seeds: list[int] | None = None
+) -> list[str]:
     """Return a line where so few seeds can reach no verdict, or no difference, whatever they measure."""
     chosen = set(with_trials(variants or experiment.variants, experiment.trials))
     count = sum(set(networks(comparison)) <= chosen for comparison in experiment.comparisons)

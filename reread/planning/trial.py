@@ -2,10 +2,11 @@
 
 Each network is tuned on validation by one seed that the experiment does not use. The tuning goes on where a choice is
 at the edge of what was tried; the experiment then compares the best network with the best baseline, both as validation
-had them. The test split is read at the end alone.
+had them. The test split is read only at the end. With folds there is no tuning, because its validation rows would be
+tested: each network has its settings of params.yaml, and is compared with the first baseline of the data's kind.
 
 experiments/NAME-tuning.yaml stands for itself, and what is tried later is added to it. experiments/NAME.yaml is written
-once tuning has ended.
+once tuning has ended, experiments/NAME-folds.yaml where there are folds.
 """
 
 import contextlib
@@ -65,26 +66,16 @@ def tuning_of(
     epochs: at most so many; None: those of params.yaml, or more where these are too few. metric: what chooses; None:
     that of the earlier tuning, or that of the task.
     """
-    if entry.kind not in VARIANTS:
-        raise InputError(f"'{name}' is {entry.kind} data: `reread try` knows {', '.join(VARIANTS)}")
-    known = VARIANTS[entry.kind]
-    refuse_unknown(
-        [network for network in only if not models.is_outside(network)], {*known, *models.available()}, "the networks"
-    )
     earlier = written(tuning_name(name))
-    chosen = {short_name(network): network for network in only or known}
     variants = dict(earlier.get("variants", {}))
+    chosen = sections_of(name, entry, epochs, only)
     for variant, section in variants.items():
         if variant not in chosen and not ("model" in section and isinstance(section.get("grid"), list)):
             raise InputError(
                 f"{path_of(tuning_name(name))}: variants.{variant} is not as `reread try` writes it: "
                 f"remove {variant} there"
             )
-    for variant, model in chosen.items():
-        section = copy.deepcopy(known.get(variant, {"model": models.address(model)}))
-        models.refuse_other_kind(section["model"], name, entry.kind)
-        if epochs is not None:
-            section["training"] = {"max_epochs": epochs}
+    for variant, section in chosen.items():
         variants[variant] = {**section, "grid": [copy.deepcopy(grid_of(variant, section["model"]))]}
     return {
         "title": f"Which size and learning rate does each network want on {name}?",
@@ -93,6 +84,27 @@ def tuning_of(
         "variants": variants,
         "seeds": [TUNING_SEED],
     }
+
+
+def sections_of(
+    name: str, entry: DataSetEntry, epochs: int | None = None, only: Collection[str] = ()
+) -> dict[str, dict[str, Any]]:
+    """Return the section of each variant that is tried, without a grid; arguments and errors of ``tuning_of``."""
+    if entry.kind not in VARIANTS:
+        raise InputError(f"'{name}' is {entry.kind} data: `reread try` knows {', '.join(VARIANTS)}")
+    known = VARIANTS[entry.kind]
+    refuse_unknown(
+        [network for network in only if not models.is_outside(network)], {*known, *models.available()}, "the networks"
+    )
+    sections = {}
+    for network in only or known:
+        variant = short_name(network)
+        section = copy.deepcopy(known.get(variant, {"model": models.address(network)}))
+        models.refuse_other_kind(section["model"], name, entry.kind)
+        if epochs is not None:
+            section["training"] = {"max_epochs": epochs}
+        sections[variant] = section
+    return sections
 
 
 def short_name(network: str) -> str:
@@ -123,6 +135,43 @@ def experiment_of(
     }
 
 
+def folds_name(experiment: str) -> str:
+    """Return the name of the experiment that `reread try --folds` writes."""
+    return f"{experiment}-folds"
+
+
+def with_folds(
+    name: str,
+    entry: DataSetEntry,
+    folds: int,
+    seeds: int | None = None,
+    epochs: int | None = None,
+    only: Collection[str] = (),
+    metric: str | None = None,
+) -> dict[str, Any]:
+    """Return the experiment that compares each network with a baseline by cross-validation, beside those of before.
+
+    metric: what judges; None: that of before, or the first that needs no validation split. Else as ``tuning_of`` and
+    ``experiment_of``.
+    """
+    earlier, about = written(folds_name(name)), goal(entry.task)
+    variants = {**earlier.get("variants", {}), **sections_of(name, entry, epochs, only)}
+    free = next(known for known in (about.compared_by, *about.names) if not about.reads_validation(known))
+    chosen = metric or earlier.get("metric") or free
+    baseline = kinds.baselines_of(entry.kind, entry.task)[0].name
+    return {
+        "title": f"{name}: networks and baselines, cross-validated",
+        "folds": folds,
+        "metric": chosen,
+        "withhold_untuned": True,
+        "defaults": {"data": name},
+        "variants": variants,
+        "seeds": list(range(seeds)) if seeds else earlier.get("seeds", list(range(SEEDS))),
+        "comparisons": [{"name": network, **claim(name, network, baseline, chosen)} for network in variants],
+        "evaluate_on": "test",
+    }
+
+
 def smallest_difference(rows: int, accuracy: float = 0.9) -> float:
     """Return about the smallest difference in accuracy that so many test rows can show, however many seeds there are.
 
@@ -136,8 +185,14 @@ def smallest_difference(rows: int, accuracy: float = 0.9) -> float:
 def comparison(name: str, network: str, baseline: str, metric: str) -> dict[str, str]:
     return {
         "name": "network-or-baseline",
-        "claim": f"{network} reads {name} better than {baseline}.",
         "source": "the best network and baseline of the tuning, on the validation split",
+        **claim(name, network, baseline, metric),
+    }
+
+
+def claim(name: str, network: str, baseline: str, metric: str) -> dict[str, str]:
+    return {
+        "claim": f"{network} reads {name} better than {baseline}.",
         "treatment": network,
         "control": baseline,
         "metric": metric,

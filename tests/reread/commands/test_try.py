@@ -98,7 +98,35 @@ def test_a_dry_run_takes_the_metric_names_the_load_and_writes_nothing(reread, tm
     said = reread("try", "topics", "--metric", "macro_f1", "--dry-run", "--variant", "word-average")
     assert "in macro F1" in said and "load average is 99.5" in said
     assert "10 runs (4 to tune, 6 of 6 seeds)" in said and "evaluation" in said and "baselines" in said
+    assert "--folds 5 tests all 80 rows" in said
     estimate = json.loads(reread("try", "topics", "--metric", "macro_f1", "--dry-run", "--json", "-v", "word-average"))
     assert (estimate["to_tune"], estimate["to_compare"]) == (4, 6) and estimate["seconds"] > 0
     assert estimate["files"] == ["experiments/topics-tuning.yaml", "experiments/topics.yaml"]
+
+    for wrong, said in (("0", "folds is 0"), ("2", "folds is 2"), ("81", "folds is 81")):
+        assert said in reread("try", "topics", "--folds", wrong, "--dry-run", code=2)
+    assert "--minutes" in reread("try", "topics", "--folds", "4", "--minutes", "3", code=2)
+    options = "--folds", "4", "--seeds", "3", "--variant", "word-average", "--dry-run"
+    said = reread("try", "topics", *options)
+    assert "12 runs (0 to tune, 12 of 3 seeds and 4 folds)" in said and "80 rows, all tested in turn" in said
+    assert "3 seeds decide nothing" in said and "--folds 5" not in said
+    estimate = json.loads(reread("try", "topics", *options, "--json"))
+    assert (estimate["to_tune"], estimate["to_compare"], estimate["further_seconds"]) == (0, 12, 0)
+    assert estimate["files"] == ["experiments/topics-folds.yaml"]
     assert files() == before
+
+
+def test_a_try_by_folds_tunes_nothing_and_tests_all_rows(project):
+    root = project.directory
+    add_topics(root)
+    options = "--seeds", "2", "--epochs", "2", "--variant", "word-average"
+    refused = project.run("python", "-m", "reread", "try", "topics", "--folds", "41", *options, code=2).stderr
+    assert "class 'fruit' is in 40 rows" in refused and len(refused.splitlines()) == 1
+    said = project.run("python", "-m", "reread", "try", "topics", "--folds", "3", *options).stdout
+    assert "the split that the data have is not used" in said and "No model is registered" in said
+    assert [path.name for path in root.glob("experiments/topics*")] == ["topics-folds.yaml"]
+    reports = root / "reports/topics-folds"
+    metrics, plan = (json.loads((reports / name).read_text()) for name in ("metrics.json", "plan.json"))
+    assert metrics["folds"] == plan["folds"] == 3 and not plan["tuning"]
+    (verdict,) = json.loads((reports / "verdicts.json").read_text())["verdicts"]
+    assert (verdict["kind"], verdict["items"], verdict["control"]) == ("two networks", 80, "tf-idf")

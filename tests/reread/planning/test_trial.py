@@ -6,7 +6,18 @@ import pytest
 
 from reread.planning.experiment import load_experiment
 from reread.planning.resolve import make_plan
-from reread.planning.trial import MARK, beyond, experiment_of, tuned, tuning_of, widened, wider, write_experiment
+from reread.planning.trial import (
+    MARK,
+    beyond,
+    experiment_of,
+    folds_name,
+    tuned,
+    tuning_of,
+    widened,
+    wider,
+    with_folds,
+    write_experiment,
+)
 from reread.planning.tuning import tuning_name
 from reread.preprocessing.manifest import Manifest
 from reread.preprocessing.raw import About, add_data_set
@@ -139,6 +150,22 @@ def test_a_network_is_added_to_those_that_were_tried():
     again = tuning_of("mine", about, epochs=4, only=["word-average"])
     assert again["variants"]["word-average"]["training"] == {"max_epochs": 4}
     assert len(again["variants"]["word-average"]["grid"]) == 1
+
+
+@pytest.mark.parametrize(("task", "metric"), [("single-label", "accuracy"), ("multi-label", "macro_auroc")])
+def test_with_folds_each_network_is_compared_untuned_beside_those_of_before(task, metric):
+    about = entry(task)
+    write_experiment(folds_name("mine"), with_folds("mine", about, 3, epochs=4, only=["han"]))
+    write_experiment(folds_name("mine"), with_folds("mine", about, 4, seeds=5, only=["word_average"]))
+    plan = make_plan(folds_name("mine"))
+    assert (plan.folds, len(plan.seeds), plan.metric, plan.evaluate_on) == (4, 5, metric, "test")
+    assert plan.withhold_untuned and not plan.trials and not plan.tuning
+    sides = [(each["treatment"], each["control"], each["metric"]) for each in plan.comparisons]
+    assert sides == [("han", "tf-idf", metric), ("word_average", "tf-idf", metric)]
+    assert plan.variants["han"].training["max_epochs"] == 4
+    wrong = with_folds("mine", about, 3, metric="tuned_micro_f1")
+    with pytest.raises(InputError, match="tuned_micro_f1"):
+        make_plan(folds_name("mine"), content=wrong)
 
 
 @pytest.mark.parametrize("section", [{"grid": [{}]}, {"model": "han"}, {"model": "han", "grid": {"training": {}}}])
