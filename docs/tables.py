@@ -967,19 +967,6 @@ def short_kernel(name: str) -> tuple[str, str]:
     return own, "CUB" if "cub::" in path else owner
 
 
-def speed_end_to_end() -> Table:
-    titles = {"han": "HAN", "han-imdb": "HAN as in imdb.yaml", "densenet": "DenseNet-BC-100-12"}
-    rows = []
-    for name, result in read_json("benchmarks/results/2026-11-22-nvidia-h200-end-to-end.json")["results"].items():
-        pace, share = result["rows_per_second"], result["share_of_step"]
-        alone, validated = f"{pace['step alone']:,.0f}", f"{pace['with validation']:,.0f}"
-        rows.append(
-            [titles[name], str(result["training"]["batch_size"]), alone, validated]
-            + [f"{share[part]:.1%}" for part in ("with validation", "whole")]
-        )
-    return ["network", "batch", "step alone", "with validation", "share", "share with checkpoints"], rows
-
-
 def gpu_seconds() -> Table:
     """Return the seconds of a GPU that whole experiments took, with their tuning and their evaluation."""
     rows = []
@@ -1054,30 +1041,6 @@ def checkpoints() -> Table:
     return [*head, "epochs with checkpoints are longer by"], rows
 
 
-def scaling() -> Table:
-    titles = {"densenet": "DenseNet-BC-100-12", "wrn": "WRN-28-10", "han": "HAN"}
-    header = [
-        "network",
-        "GPUs",
-        "batch",
-        "sum of gradients",
-        "rows per second",
-        "efficiency",
-        "step, ms",
-        "compute, ms",
-    ]
-    rows = []
-    for row in read_json("benchmarks/results/2026-11-22-nvidia-h200-x2-scaling.json")["rows"]:
-        alone = row["processes"] == 1
-        if alone and row["case"].endswith("-all"):
-            continue
-        cells = [titles[row["case"].removesuffix("-all")], str(row["processes"]), f"{row['batch']:,}"]
-        cells += ["" if alone else f"`{row['way']}`", f"{row['rows_per_second']:,.0f}", f"{row['efficiency']:.1%}"]
-        cells += [f"{row['step']:.2f}", f"{row['compute']:.2f}"]
-        rows.append([*cells, *("" if alone else f"{row[part]:.2f}" for part in ("not_hidden", "all_reduce"))])
-    return [*header, "not hidden, ms", "all-reduce, ms"], rows
-
-
 def large_batch() -> Table:
     rows = [
         [
@@ -1091,17 +1054,6 @@ def large_batch() -> Table:
         for run in read_json(SEVERAL_GPUS)["large_batch"]["runs"]
     ]
     return ["GPUs", "seed", "seconds", "peak GiB per GPU", "validation accuracy", "test accuracy"], rows
-
-
-def side_by_side() -> Table:
-    measured = read_json(SEVERAL_GPUS)["side_by_side"]
-    seconds = mean(run["seconds"] for run in measured["runs"])
-    use = mean(measured["utilization"].values())
-    header = ["runs", "GPUs", "runs at once per GPU", "seconds in all", "mean seconds of a run", "GPUs in use"]
-    count = len(measured["runs"])
-    return header, [
-        [str(count), str(measured["gpus"]), "6", f"{measured['wall_seconds']}", f"{seconds:.1f}", f"{use:.0f} %"]
-    ]
 
 
 def speed_prediction() -> Table:
