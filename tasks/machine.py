@@ -42,7 +42,7 @@ def main() -> None:
     if before and before != now:
         print(
             f"results/ is of another kind of machine ({differing(before, now)}): they are made again. Commit them, "
-            "and `dvc metrics diff` shows what you change alone."
+            "and `dvc metrics diff` shows only what you change."
         )
     if before != now:
         write_json(RESULTS / FILE, now)

@@ -73,12 +73,12 @@ def command(
     label: Annotated[
         list[str] | None, typer.Option(metavar="COLUMN", help="The label; repeatable: columns of 0 and 1.")
     ] = None,
-    name: Annotated[str | None, typer.Option(metavar="NAME", help="Of the data set; default: the file's.")] = None,
+    name: Annotated[str | None, typer.Option(metavar="NAME", help="The data set's name; default: the file's.")] = None,
     split: Annotated[
-        str | None, typer.Option(metavar="COLUMN|FILE", help="The split, or a table of ids and splits; none: neither.")
+        str | None, typer.Option(metavar="COLUMN|FILE", help="The split, or a table of ids and splits; none: no guess.")
     ] = None,
     group: Annotated[
-        str | None, typer.Option(metavar="COLUMN", help="Rows that belong together; none: none do.")
+        str | None, typer.Option(metavar="COLUMN", help="The column of what rows belong to; none: no guess.")
     ] = None,
     identity: Annotated[str | None, typer.Option("--id", metavar="COLUMN", help="The name of a row.")] = None,
     task: Annotated[
@@ -92,7 +92,7 @@ def command(
         str | None, typer.Option(metavar="NAME", help="Of the text, such as cp1252 or utf-16; default: utf-8.")
     ] = None,
     quote: Annotated[
-        str | None, typer.Option(metavar="CHARACTER", help="Around a value of a CSV or TSV; none: no character is.")
+        str | None, typer.Option(metavar="CHARACTER", help="The quotation mark of a CSV or TSV; none: there is none.")
     ] = None,
     header: Annotated[
         bool | None,

@@ -24,7 +24,7 @@ DIGITS = 8
 
 def command(
     data: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Reads of this data set alone.", autocompletion=DATA)
+        str | None, typer.Option(metavar="NAME", help="Only reads of this data set.", autocompletion=DATA)
     ] = None,
     add: Annotated[list[Path] | None, typer.Option(metavar="FILE", help="Append its entries; repeatable.")] = None,
     as_json: AsJson = False,

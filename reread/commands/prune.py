@@ -1,6 +1,6 @@
 """Remove what is no longer needed, after asking.
 
-reread prune --dry-run      list what can go and leave it
+reread prune --dry-run      list what can be removed; remove nothing
 reread prune                ask, then remove
 reread prune --yes          remove without asking
 

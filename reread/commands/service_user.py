@@ -4,9 +4,9 @@ reread service user ada --output ada.env
 reread service user ada --output ada.env --host tracking.example.org
 reread service user ada --remove
 
-The file has the variables that the user's shell needs, and its owner alone may read it. The user runs
-`set -a; . ./ada.env` and then `reread run` or `reread serve`. MLflow has a password per user. Prefect has one for all,
-and who knows it can run any command on every worker.
+The file has the variables that the user's shell needs, and only its owner may read it. The user runs
+`set -a; . ./ada.env` and then `reread run` or `reread serve`. MLflow has a password per user. Prefect has one for all:
+anybody who knows it can run any command on every worker.
 """
 
 import json

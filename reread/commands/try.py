@@ -84,7 +84,7 @@ def command(
     ] = None,
     minutes: Annotated[
         int | None,
-        typer.Option(min=0, metavar="N", help="Minutes for tuning beyond the first grid; default: as the rest takes."),
+        typer.Option(min=0, metavar="N", help="Minutes for tuning beyond the first grid; default: as all the rest."),
     ] = None,
     folds: Annotated[
         int | None,
