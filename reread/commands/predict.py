@@ -62,7 +62,7 @@ def command(
         if not model.reads_text:
             raise InputError(
                 f"--data {data} is {model.kind} data, and this command reads text: in Python, "
-                f"reread.tracking.registry.load_model('{data}').predict(ROWS) reads it"
+                f"reread.load_model('{data}').predict(ROWS) reads it"
             )
         _answer(model, documents, as_json)
 
