@@ -28,6 +28,7 @@ ROOMS = [
     "reread.verdicts",
     "reread.batches",
     "models",
+    "reread.goals",
     "reread.kinds",
     "cuda_ext",
     "reread.runtime",
