@@ -89,7 +89,7 @@ def guess_columns(
     """
     if not head:
         raise InputError(f"{where} has no rows")
-    known = list(head[0])
+    known = list(dict.fromkeys(name for row in head for name in row))
     without = [NO_COLUMN not in known and name == NO_COLUMN for name in (split, group, identity)]
     split, group, identity = (
         None if none else name for name, none in zip((split, group, identity), without, strict=True)

@@ -139,6 +139,15 @@ def test_every_format_gives_the_same_data_set(name):
     assert add(Path(name), "other")[0].version == entry.version
 
 
+def test_json_lines_whose_first_row_has_no_label():
+    first, *rest = reviews()
+    del first["stars"]
+    Path("reviews.jsonl").write_text("".join(json.dumps(row) + "\n" for row in (first, *rest)))
+    entry, lines = add("reviews.jsonl")
+    assert entry.classes == tuple(sorted(WORDS))
+    assert "left out: 1 row with no label, the first is reviews.jsonl, line 1" in "\n".join(lines)
+
+
 @pytest.mark.parametrize("suffix", ["csv", "jsonl", "parquet"])
 def test_labels_of_a_list_are_read_whole_and_what_is_no_list_is_refused(suffix):
     cells = [["men's health"], ["oil", "men's health"], [], ["5", "²"]]
