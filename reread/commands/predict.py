@@ -55,7 +55,7 @@ def command(
             documents = iter([_text(text.encode(errors="surrogateescape"), "an argument") for text in texts])
         else:
             source, where = _open(file, stack)
-            documents = _lines(source, where) if lines else iter([_text(_read(source, where), where)])
+            documents = (_lines if lines else _whole)(source, where)
         from reread.tracking.registry import load_model
 
         model = load_model(data, variant=variant, version=version)
@@ -81,11 +81,13 @@ def _open(name: str | None, stack: ExitStack) -> tuple[BinaryIO, str]:
         raise InputError(f"'{name}' cannot be read ({error.strerror}): name a file of text") from None
 
 
-def _read(file: BinaryIO, where: str) -> bytes:
+def _whole(file: BinaryIO, where: str) -> Iterator[str]:
+    """The file as one document, read when it is asked for: after the model, which may read no text."""
     try:
-        return file.read()
+        content = file.read()
     except OSError as error:
         raise InputError(f"{where} cannot be read ({error.strerror}): name a file of text") from None
+    yield _text(content, where)
 
 
 def _lines(file: BinaryIO, where: str) -> Iterator[str]:

@@ -227,6 +227,7 @@ def test_a_person_reads_what_an_answer_rests_on(folder, monkeypatch, capsys):
         (["--data", "snippets", "--version", "9", TEXT], b"", "no version 9: choose from 1 (han), 2 (gru_flat)"),
         (["--data", "snippets", "--variant", "ham", TEXT], b"", "did you mean 'han'?"),
         (["--data", "dots", TEXT], b"", "load_model('dots').predict(ROWS)"),
+        (["--data", "dots"], b"\x89PNG\r\n", "load_model('dots').predict(ROWS)"),
         (["--data", "snippets", "--file", "no.txt"], b"", "'no.txt' cannot be read"),
         (["--data", "snippets", "--file", ""], b"", "'' cannot be read"),
         (["--data", "snippets", "--file", "."], b"", "cannot be read"),
