@@ -245,7 +245,6 @@ def print_estimate(
     """
     import os
     import tempfile
-    from collections import ChainMap
 
     from reread.storage.prepared import DESCRIPTION
     from tasks.board import duration
@@ -254,7 +253,8 @@ def print_estimate(
 
     with tempfile.TemporaryDirectory() as folder:
         prepared = {}
-        for key, about in ChainMap(*(plan.preparations() for plan in plans)).items():
+        preparations = {key: about for plan in plans for key, about in plan.preparations().items()}
+        for key, about in preparations.items():
             there = (Path(about["directory"]) / DESCRIPTION).is_file()
             elsewhere = {"directory": str(Path(folder) / key)} if dry_run and not there else {}
             prepared[key] = preprocess.fn({**about, **elsewhere})
