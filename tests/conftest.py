@@ -17,6 +17,7 @@ import pytest
 from reread.evaluation import vega
 from reread.storage.files import content_key, published_directory, sha256_file
 from reread.storage.locks import file_lock
+from tests import forks
 
 # Before torch is imported: its threads wait actively, so that on shared cores two take four times the CPU time of one.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -94,12 +95,19 @@ LONGEST = (
     "reread/training/test_processes.py",
     "reread/training/test_kills.py",
     "reread/training/test_runs.py",
+    "reread/storage/test_mutations.py",
     "tasks/test_slurm.py",
     "reread/tracking/test_mlflow_ui.py",
     "reread/tracking/test_tracking.py",
     "flows/test_survival.py",
     "flows/test_deployed.py",
     "test_dvc.py",
+    "reread/planning/test_published_runs.py",
+    "reread/commands/test_outside_network.py",
+    "test_docs.py",
+    "tasks/test_folds.py",
+    "reread/commands/test_verify.py",
+    "reread/arms/test_claim.py",
     "tasks/test_multi_label.py",
     "reread/planning/test_remote_runs.py",
     "reread/commands/test_reproduce.py",
@@ -140,15 +148,19 @@ class Project:
 
     def run(self, *command: str, code: int | None = 0, timeout: float = 600, **environment: str):
         """Run a command in the copy (``python`` is this Python) and return it with its output; check its exit code."""
-        done = subprocess.run(
-            [sys.executable if word == "python" else word for word in command],
-            cwd=self.directory,
-            env={**self.environment, **environment},
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=timeout,
-        )
+        variables, usual = {**self.environment, **environment}, clean_environment()
+        if command[0] == "python" and command[1] in ("-c", "-m") and forks.fits(variables, usual):
+            done = forks.run(command[1:], self.directory, variables, usual, timeout)
+        else:
+            done = subprocess.run(
+                [sys.executable if word == "python" else word for word in command],
+                cwd=self.directory,
+                env=variables,
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                text=True,
+                timeout=timeout,
+            )
         assert code is None or done.returncode == code, (
             f"{command} gave {done.returncode}:\n{done.stdout}\n{done.stderr}"
         )
@@ -191,6 +203,8 @@ def clean_environment() -> dict[str, str]:
     kept["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{kept['PATH']}"
     # Copies have the template's bytecode. That of an edited file would be taken for the next edit's in the same second.
     kept["PYTHONDONTWRITEBYTECODE"] = "1"
+    # Workers of pytest-xdist use the cores, and each process that trains imports torch.
+    kept["REREAD_WORKERS"] = "1"
     return kept
 
 
@@ -272,7 +286,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory, template: Path) -> Projec
         project.edit("experiments/tiny.yaml", "seeds: [0, 1]", "seeds: [0]")
         edited = [directory / "params.yaml", directory / "experiments/tiny.yaml"]
         texts = [path.read_text(encoding="utf-8") for path in edited]
-        project.run("python", "-c", RUN_AND_EDIT)
+        project.run("python", "-c", RUN_AND_EDIT, REREAD_WORKERS="2")
         assert "learning_rate: 7" in edited[0].read_text(encoding="utf-8") and not edited[1].exists()
         for path, text in zip(edited, texts, strict=True):
             path.write_text(text, encoding="utf-8")

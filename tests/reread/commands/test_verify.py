@@ -2,19 +2,18 @@
 
 import json
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from reread.storage.source import ROOT
+from tests import forks
+from tests.conftest import clean_environment
 
 
 def verify(*folders: Path | str, code: int = 0) -> str:
-    done = subprocess.run(
-        [sys.executable, "-m", "reread", "verify", *map(str, folders)], cwd=ROOT, capture_output=True, text=True
-    )
+    words, usual = ["-m", "reread", "verify", *map(str, folders)], clean_environment()
+    done = forks.run(words, ROOT, usual, usual, timeout=600)
     assert done.returncode == code, done.stdout + done.stderr
     return done.stdout + done.stderr
 

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -10,14 +11,17 @@ import yaml
 from reread.evaluation.items import open_items, recompute
 from reread.storage.run_folder import read_files
 from reread.training.machine import machine as this_machine
+from tests.conftest import Project, clean_environment
 
 ELSEWHERE = {"REREAD_MACHINE": "machine.json"}
 
 
-@pytest.fixture
-def published(project):
+@pytest.fixture(scope="module")
+def publisher(template, tmp_path_factory):
     """A project with the results of two networks that another machine has trained on two seeds, and nothing else."""
-    root = project.directory
+    root = tmp_path_factory.mktemp("publisher") / "project"
+    shutil.copytree(template, root, symlinks=True)
+    project = Project(root, clean_environment())
     tiny = yaml.safe_load((root / "experiments/tiny.yaml").read_text())
     variants = {name: tiny["variants"][name] for name in ("han", "gru-flat")}
     comparisons = [{**tiny["comparisons"][0], "name": name, "control": name} for name in ("gru-flat", "nb-svm")]
@@ -34,6 +38,13 @@ def published(project):
     project.run("python", "-m", "reread", "publish", "grows", **ELSEWHERE)
     forget(root)
     return project
+
+
+@pytest.fixture
+def published(publisher, tmp_path):
+    """A copy of ``publisher``."""
+    shutil.copytree(publisher.directory, tmp_path / "project", symlinks=True)
+    return replace(publisher, directory=tmp_path / "project")
 
 
 def reread(project, command, *options, code=0, **environment):

@@ -16,7 +16,6 @@ from pathlib import Path
 import pytest
 
 from reread.goals import module_of
-from reread.planning import keys
 from reread.storage.numeric import numeric_digest
 from reread.storage.source import ROOT, closure
 from tests.golden.cases import CASES
@@ -96,11 +95,11 @@ def test_each_change_is_in_a_key_or_changes_no_byte(tmp_path, case):
         copied = tmp_path / "copy"
         copy_rooms(copied, "reread", "models", "cuda_ext")
 
-        def key() -> tuple[str, str]:
-            objective = next(name for name in named if name.startswith("models.objectives."))
-            return keys.source_of(modules, copied)["digest"], numeric_digest(
-                ["reread.evaluation.run", "reread.batches", objective, GOAL], copied
-            )
+        # What trains a run and what evaluates it, in one digest: half the time of two.
+        computing = [*modules, "reread.evaluation.run", "reread.batches", GOAL]
+
+        def key() -> str:
+            return numeric_digest(computing, copied)
 
         before, silent, in_keys, in_none = key(), [], set(), {}
         for path in closure(["reread.training.run", "reread.evaluation.run", GOAL, *named]):
