@@ -56,9 +56,9 @@ checked-data: install
 data: checked-data
 	@$(RECORD_DATA) || echo "note: $(NOT_DESCRIBED)"
 
-# Compile the CUDA kernels of cuda_ext/. This needs nvcc and no GPU.
+# Compile the CUDA kernels of cuda_ext/, for one compute capability with GPU=9.0. This needs nvcc and no GPU.
 ext: install
-	$(PYTHON) -m cuda_ext.build
+	$(PYTHON) -m cuda_ext.build $(if $(GPU),--gpu $(GPU))
 
 # Build the kernels as a wheel of their own, in dist/. This needs nvcc and no GPU.
 wheel: install
@@ -102,7 +102,7 @@ format: install
 
 # Build the site without a network. A broken reference or a module that cannot be imported is an error.
 docs: install
-	sphinx-build --quiet --fail-on-warning --keep-going -d .cache/docs docs site
+	sphinx-build --quiet --fail-on-warning --keep-going -j auto -d .cache/docs docs site
 	$(REREAD) index results --output site/claims --title "Claims that reread tested"
 
 docs-check: docs
