@@ -27,7 +27,6 @@ MAY_DIFFER = ("REREAD_", "PREFECT_", "MLFLOW_", "DVC_", "PYTEST_")
 SECONDS_TO_START = 300
 # Held to the end of this process: the interpreter ends with its last connection.
 _HELD: list[socket.socket] = []
-_STARTED: list[subprocess.Popen[bytes]] = []
 
 
 def fits(environment: Mapping[str, str], usual: Mapping[str, str]) -> bool:
@@ -100,14 +99,16 @@ def _opened(path: Path) -> socket.socket:
 def _started(path: Path, usual: Mapping[str, str]) -> socket.socket:
     path.unlink(missing_ok=True)
     command = [sys.executable, str(INTERPRETER), str(path)]
-    with open(path.with_suffix(".log"), "ab") as log:
-        process = subprocess.Popen(
-            command, cwd="/", env=dict(usual), stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
-        )
-    _STARTED.append(process)
+    log = path.with_suffix(".log")
+    output = os.O_WRONLY | os.O_CREAT | os.O_APPEND
+    # Not by subprocess, which would warn of a process that outlives this one: other workers may use it.
+    process = os.posix_spawn(
+        sys.executable, command, dict(usual), setsid=True,
+        file_actions=[(os.POSIX_SPAWN_OPEN, file, log, output, 0o600) for file in (1, 2)],
+    )  # fmt: skip
     until = time.monotonic() + SECONDS_TO_START
-    while time.monotonic() < until and process.poll() is None:
+    while time.monotonic() < until and os.waitpid(process, os.WNOHANG) == (0, 0):
         with contextlib.suppress(OSError):
             return _opened(path)
         time.sleep(0.1)
-    raise AssertionError(f"{INTERPRETER} does not answer: {path.with_suffix('.log').read_text()}")
+    raise AssertionError(f"{INTERPRETER} does not answer: {log.read_text()}")

@@ -44,6 +44,8 @@ def main() -> None:
         sys.exit(f"a fork would lose the threads {others}, which a library starts at its import")
     gc.collect()
     gc.freeze()
+    # A folder of a test can be removed.
+    os.chdir("/")
     path = Path(sys.argv[1])
     request = serve(path)
     if request is None:

@@ -263,6 +263,8 @@ def _search(file: ExperimentFile, path: Path) -> dict[str, Any] | None:
 
 
 def _known(name: str, root: Path, problem: str) -> str:
+    if not (root / EXPERIMENTS).is_dir():
+        raise InputError(f"{root / EXPERIMENTS}/ is missing: run this from the project's folder")
     if name not in experiments(root):
         raise InputError(f"{problem}: {nearest(name, experiments(root))}")
     return name

@@ -17,8 +17,14 @@ NOT_PUBLISHED = ("host",)
 
 
 def all_runs(root: Path | None = None) -> list[RunFolder]:
-    """Return the runs in ``root`` (default: where the environment says), finished or not, by key."""
-    root = root or read_environment().runs
+    """Return the runs in ``root`` (default: where the environment says), finished or not, by key.
+
+    InputError where the current folder is not a project's and there are no runs.
+    """
+    if root is None:
+        root = read_environment().runs
+        if not root.is_dir() and not Path("params.yaml").exists():
+            raise InputError(f"{root}/ is missing: run this from the project's folder")
     return [RunFolder(path.parent) for path in sorted(root.glob(f"*/{JOB}")) if not path.parent.name.startswith(".")]
 
 

@@ -186,7 +186,11 @@ def check_census(rows: int, classes: int, splits: Mapping[str, int], where: Path
         raise InputError(f"{where} has rows of one class alone: nothing can be learned, give it rows of two or more")
     for split in SPLITS:
         if not splits.get(split):
-            raise InputError(f"{where} has no rows in split '{split}': each of {', '.join(SPLITS)} needs some")
+            counts = ", ".join(f"{name} {splits.get(name, 0)}" for name in SPLITS)
+            raise InputError(
+                f"{where} has no rows in split '{split}' ({counts}): give more rows or, where a column names splits, "
+                "rows of each"
+            )
 
 
 def verify_files(directory: Path, entry: DataSetEntry) -> None:

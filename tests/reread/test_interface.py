@@ -40,9 +40,14 @@ def test_runs_have_names_metrics_and_settings(jobs):
     assert one["training.learning_rate"] == 0.02 and one["network.hidden_size"] == jobs[1].network["hidden_size"]
 
 
-def test_no_run_is_an_empty_table_and_an_unknown_experiment_is_refused(tmp_path, monkeypatch):
+def test_no_run_is_an_empty_table_in_a_project_and_refused_outside_of_one(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
+    for asked in ((), ("tiny",)):
+        with pytest.raises(InputError, match="/ is missing: run this from the project's folder"):
+            reread.runs(*asked)
+    (tmp_path / "params.yaml").touch()
     assert reread.runs().empty
+    (tmp_path / "experiments").mkdir()
     with pytest.raises(InputError, match="nonesuch"):
         reread.runs("nonesuch")
 

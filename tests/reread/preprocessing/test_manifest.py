@@ -258,7 +258,7 @@ def test_bad_rows_are_not_written(folder, rows, message):
         ({"labels": np.array([0, 1], np.int32)}, "labels are int32"),
         ({"labels": np.zeros(4, np.int32)}, "one class alone"),
         ({"split": np.array([0, 1, 2, 3], np.uint8)}, "split is outside"),
-        ({"split": np.array([0, 1, 1, 1], np.uint8)}, "no rows in split 'test'"),
+        ({"split": np.array([0, 1, 1, 1], np.uint8)}, r"no rows in split 'test' \(train 1, validation 3, test 0\)"),
     ],
 )
 def test_bad_images_are_not_written(folder, change, message):
