@@ -21,7 +21,6 @@ from tests.conftest import Project
 from tests.flows.test_survival import child_runs, trainers, wait_until_gone
 from tests.servers import auth_of, call, free_port, started
 
-pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning:mlflow")
 # The tiny experiment.
 VARIANTS, SEEDS, EPOCHS = ("han", "gru-flat", "densenet-relu", "densenet-swish"), ("0",), 3
 LEFT = '"variant": "densenet-swish"'

@@ -9,8 +9,6 @@ from mlflow import MlflowClient
 
 from tests.reread.arms.test_kills import HANGS, hangs, processes, until
 
-pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning:mlflow")
-
 
 @pytest.fixture
 def databases(claim, empty_databases):

@@ -216,7 +216,6 @@ def test_a_given_server_that_asks_for_a_password_is_named_in_one_line(pages):
     project.run("python", "-m", "prefect", "deployment", "ls", **known)
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning:mlflow")
 def test_the_project_s_mlflow_is_a_server_for_a_program_with_its_password(pages, tmp_path, monkeypatch):
     project, _, mlflow, _ = pages
     monkeypatch.setenv("MLFLOW_TRACKING_URI", mlflow)

@@ -38,12 +38,6 @@ from tests.reread.tracking.examples import evaluate_run, finish_run, make_job, p
 from tests.rooms import copy_rooms
 from tests.servers import auth_of
 
-pytestmark = [
-    # MLflow 3.17 uses what SQLAlchemy and pandas have deprecated, and warns of its own type hints.
-    pytest.mark.filterwarnings("ignore::DeprecationWarning:mlflow"),
-    pytest.mark.filterwarnings("ignore:.*type hint:UserWarning"),
-]
-
 # prepared_text keeps 3 sentences of 6 words: this is cut.
 TEXT = "Return the sum of two numbers. Both must be positive."
 MOST_WORDS = 18

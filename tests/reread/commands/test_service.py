@@ -23,7 +23,6 @@ from tests.reread.commands.object_store import object_store
 from tests.reread.commands.postgres import postgres_server, programs
 from tests.servers import call, free_port, started
 
-pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning:mlflow")
 SECRETS = ("database_password", "prefect_password", "mlflow_password", "mlflow_secret")
 
 

@@ -13,9 +13,6 @@ from reread.tracking.runs import open_tracking
 from tests.reread.tracking.comparison import server
 from tests.servers import call
 
-# MLflow 3.17 uses what SQLAlchemy and pandas have deprecated.
-pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning:mlflow")
-
 # Record a finished run of the project in the current folder, register its model, and print the run's id.
 TRACK = """
 import sys

@@ -25,11 +25,7 @@ from tests.reread.tracking.comparison import (
 )
 from tests.reread.tracking.examples import evaluate_run, finish_run, make_job, prepared_text
 
-pytestmark = [
-    # MLflow 3.17 uses what SQLAlchemy and pandas have deprecated.
-    pytest.mark.filterwarnings("ignore::DeprecationWarning:mlflow"),
-    pytest.mark.skipif(missing() is not None and not os.environ.get("CI"), reason=str(missing())),
-]
+pytestmark = pytest.mark.skipif(missing() is not None and not os.environ.get("CI"), reason=str(missing()))
 
 
 def write_report(folder: Path, run_keys: Mapping[str, Sequence[str]]) -> Path:

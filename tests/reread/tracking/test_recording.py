@@ -35,10 +35,6 @@ from tests.reread.tracking.examples import (
 )
 from tests.servers import free_port
 
-pytestmark = [
-    pytest.mark.filterwarnings("ignore::DeprecationWarning:mlflow"),
-    pytest.mark.filterwarnings("ignore:.*type hint:UserWarning"),
-]
 AWAY = "http://127.0.0.1:9"
 HERE = Environment()
 # A process that trains runs, also while MLflow is away, until it is killed.

@@ -20,11 +20,6 @@ from tests.reads import every_test_split
 from tests.reread.tracking.examples import TEXTS, prepared_images, prepared_text, write_report
 from tests.reread.tracking.test_served_model import answer_elsewhere, assert_no_pickle, kept_files, register
 
-pytestmark = [
-    pytest.mark.filterwarnings("ignore::DeprecationWarning:mlflow"),
-    pytest.mark.filterwarnings("ignore:.*type hint:UserWarning"),
-]
-
 
 def fitted(folder, name: str, prepared: Prepared) -> Baseline:
     """A baseline on the six rows of an example, kept in runs/baselines."""

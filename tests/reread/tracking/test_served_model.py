@@ -30,12 +30,6 @@ from tests.reread.tracking.examples import (
     prepared_text,
 )
 
-pytestmark = [
-    # MLflow 3.17 uses what SQLAlchemy and pandas have deprecated, and warns of its own type hints.
-    pytest.mark.filterwarnings("ignore::DeprecationWarning:mlflow"),
-    pytest.mark.filterwarnings("ignore:.*type hint:UserWarning"),
-]
-
 ANSWER = """
 import builtins, json, pickle, sys
 import pandas, numpy

@@ -10,8 +10,6 @@ from reread.tracking.temperature import LEAST, Calibration, calibration_of, fitt
 from tests.reread.tracking.examples import TEXTS, evaluate_run, prepared_text
 from tests.reread.tracking.test_served_model import kept_files, register
 
-pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning:mlflow", "ignore:.*type hint:UserWarning")
-
 
 def draw(rows: int, temperature: float) -> tuple[np.ndarray, np.ndarray]:
     """Labels of 4 classes, and the probabilities of a model whose logits are ``temperature`` times too large."""

@@ -27,12 +27,6 @@ from tests.reread.tracking.examples import (
     write_report,
 )
 
-# MLflow 3.17 uses what SQLAlchemy and pandas have deprecated.
-pytestmark = [
-    pytest.mark.filterwarnings("ignore::DeprecationWarning:mlflow"),
-    pytest.mark.filterwarnings("ignore:.*type hint:UserWarning"),
-]
-
 
 def runs_with(tracking, tag: str, value: str) -> list:
     everywhere = [one.experiment_id for one in tracking.client.search_experiments()]
