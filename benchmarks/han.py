@@ -8,11 +8,20 @@ Each is timed in a CUDA graph, in float32 and in bfloat16 and float16 autocast; 
 loss. In each precision the fastest of them is also compiled by torch.compile in its strongest mode, with cuBLAS for the
 products, and captured. Steps take turns, a sample each. On both sides nothing is dropped, no gradient is clipped, and
 PyTorch's operations are not held to those that repeat.
+
+Our step and one of the peer's, in fresh processes, give scores for a verdict:
+
+    python -m cuda_ext.pairs benchmarks.han "64 documents, bfloat16" "torch.compile, bf16" --output step.jsonl
+    reread judge step.jsonl --treatment this --control "torch.compile, bf16" --margin 300% --lower-is-better --paired
+
+A margin of 300 % asks whether the peer takes four times as long.
 """
 
 import argparse
+import functools
+import itertools
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +32,8 @@ from torch.nn import functional
 import models
 from cuda_ext import library
 from cuda_ext.bench import GPU_STATE, Run, environment, gpu_values, time_in_turn, warmed_up
-from cuda_ext.case import compiled_strongest
+from cuda_ext.case import Case, compiled_strongest
+from cuda_ext.case import Run as Function
 from models.objectives import make_objective
 from reread.batches.text import concatenate
 from reread.storage.errors import InputError, command
@@ -135,8 +145,7 @@ def measure(batch: int) -> dict[str, Any]:
 
     def add_peer(amp: str, groups: int, compiled: bool) -> str | None:
         """Add the peer's steps; return the name of the captured one, None where it failed."""
-        parts = ["torch.compile" if compiled else "", f"sorted, {groups} groups" if groups > 1 else "", amp]
-        name = ", ".join(filter(None, parts))
+        name = peer_name(amp, groups, compiled)
         try:
             called, captured = peer_steps(amp, *grouped(words, groups), labels, compiled)
         except RuntimeError as error:  # What cannot be compiled or captured is no reason to lose the rest.
@@ -166,6 +175,50 @@ def measure(batch: int) -> dict[str, Any]:
         "best_peer": best,
         "times_best_peer": timed[best]["median_ms"] / timed[own]["median_ms"],
     }
+
+
+def bench_cases() -> Iterator[Case]:
+    """Yield our step in each precision on each number of documents, with all forms of the peer's captured step."""
+    forms = list(itertools.product(AMPS, GROUPS, (False, True)))
+    for batch, (amp, dtype) in itertools.product(BATCHES, AMPS.items()):
+        peers = {peer_name(*form): made_once(functools.partial(captured_peer, *form)) for form in forms}
+        own = made_once(lambda labels, tokens, counts, amp=amp: our_step(amp, tokens, counts, labels))
+        shape = f"{batch} documents"
+        yield Case(
+            "han",
+            shape,
+            dtype or torch.float32,
+            functools.partial(inputs, batch),
+            own,
+            peers,
+            own,
+            bytes=0,
+            replays=True,
+        )
+
+
+def inputs(batch: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Return ``documents``, those on the GPU first."""
+    tokens, word_counts, labels = documents(batch)
+    return labels, tokens, word_counts
+
+
+def made_once(make: Callable[..., Callable[[], Any]]) -> Function:
+    """Return a function of inputs that calls the step that ``make`` makes of them on the first call."""
+    step = functools.cache(make)
+    return lambda *given: step(*given)()
+
+
+def captured_peer(
+    amp: str, groups: int, compiled: bool, labels: Tensor, tokens: Tensor, _word_counts: Tensor
+) -> Callable[[], object]:
+    _, captured = peer_steps(amp, *grouped(tokens.cuda().long(), groups), labels, compiled)
+    return captured
+
+
+def peer_name(amp: str, groups: int, compiled: bool) -> str:
+    parts = ["torch.compile" if compiled else "", f"sorted, {groups} groups" if groups > 1 else "", amp]
+    return ", ".join(filter(None, parts))
 
 
 def documents(batch: int) -> tuple[Tensor, Tensor, Tensor]:

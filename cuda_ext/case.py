@@ -31,6 +31,7 @@ class Case:
     bytes: the fewest bytes that device memory must move, each input read once and each output written once.
     flops: the arithmetic that must be done, flops_per_second: the rate of the unit that does it.
     before(*inputs): what comes before each call, not timed. ``pairs`` alone calls it, where the inputs lie on the CPU.
+    replays: function and peers replay CUDA graphs of their own, as training steps do; ``pairs`` alone times them.
     """
 
     kernel: str
@@ -44,6 +45,7 @@ class Case:
     flops: float = 0
     flops_per_second: float = FP32_FLOPS
     before: Callable[..., None] | None = None
+    replays: bool = False
 
 
 def begin(kernel: str, *case: object) -> None:

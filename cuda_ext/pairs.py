@@ -8,8 +8,8 @@ that a change of the clocks meets both of a pair; every second process begins wi
 geometric mean of its samples, in milliseconds a call. The log of the scores' ratio is then the mean of the pairs' log
 ratios, and a margin of 5 % is log 1.05.
 
-Where the inputs lie on a GPU, its events time replays of a CUDA graph. Where they lie on the CPU, as for copies to a
-GPU, the CPU's clock times calls, which return when all is done.
+Where the inputs lie on a GPU, its events time replays of a CUDA graph, which is captured here or is the case's own.
+Where they lie on the CPU, as for copies to a GPU, the CPU's clock times calls, which return when all is done.
 
 The file has a line of JSON for each of the two in each process. ``samples_ms`` has the samples in their order: those at
 the same place of a process's two lines are a pair.
@@ -117,9 +117,10 @@ def measure(case: Case, peer: str, process: int, samples: int) -> list[Line]:
     """Time a case and a peer of it in this process; return the line of each, the case's first."""
     library.strict(True)
     torch.manual_seed(process)
-    sets, calls = bench.sets_of(case) if case.before is None else ([case.inputs()], 1)
+    each_once = case.replays or case.before is not None
+    sets, calls = ([case.inputs()], 1) if each_once else bench.sets_of(case)
     on_gpu = sets[0][0].is_cuda
-    prepare = bench.captured if on_gpu else not_captured
+    prepare = bench.captured if on_gpu and not case.replays else partial(called, graph=case.replays)
     runs = {bench.OWN: prepare(case.function, sets, calls), peer: prepare(case.peers[peer], sets, calls)}
     in_order = dict(reversed(runs.items())) if process % 2 else runs
     before = partial(case.before, *sets[0]) if case.before else None
@@ -139,9 +140,9 @@ def measure(case: Case, peer: str, process: int, samples: int) -> list[Line]:
     ]
 
 
-def not_captured(function: Run, sets: list[tuple[Tensor, ...]], calls: int) -> bench.Run:
-    """Return ``calls`` calls over the sets in turn, on a CPU."""
-    return bench.Run(lambda: [function(*sets[i % len(sets)]) for i in range(calls)], calls, False)
+def called(function: Run, sets: list[tuple[Tensor, ...]], calls: int, graph: bool = False) -> bench.Run:
+    """Return ``calls`` calls over the sets in turn, as they are. ``graph``: each replays a CUDA graph."""
+    return bench.Run(lambda: [function(*sets[i % len(sets)]) for i in range(calls)], calls, graph)
 
 
 def samples_on_cpu(

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from benchmarks import han, profile
+from cuda_ext import pairs
 from reread.storage.source import ROOT
 from reread.training.device import HALVES
 from reread.training.settings import Settings
@@ -63,6 +64,25 @@ def test_the_precisions_of_han_s_step_are_those_of_training():
         assert HALVES.get(amp) is half
 
 
+def test_han_s_step_can_be_timed_beside_each_form_of_its_peer(monkeypatch):
+    case = pairs.find_case("benchmarks.han", "64 documents, bfloat16", "torch.compile, sorted, 8 groups, fp16")
+    assert case.replays and len(case.peers) == 3 * 3 * 2
+    names = [pairs.name_of(case) for case in han.bench_cases()]
+    assert len(set(names)) == len(names) == 3 * 3
+    made = []
+    monkeypatch.setattr(han, "our_step", lambda amp, *given: made.append((amp, given)) or (lambda: "stepped"))
+    monkeypatch.setattr(han, "peer_steps", lambda amp, *given: made.append((amp, given)) or (None, lambda: "replayed"))
+    monkeypatch.setattr(torch.Tensor, "cuda", lambda tensor: tensor)
+    labels, tokens, counts = torch.zeros(2), torch.ones(2, 6, 4, dtype=torch.int32), torch.ones(2, 6)
+    assert [case.function(labels, tokens, counts) for _ in range(3)] == ["stepped"] * 3
+    assert made == [("bf16", (tokens, counts, labels))]
+    assert [case.peers["torch.compile, sorted, 8 groups, fp16"](labels, tokens, counts) for _ in range(2)] == [
+        "replayed"
+    ] * 2
+    (_, (amp, (groups, places, given, compiled))) = made
+    assert (amp, len(groups), places.shape, compiled) == ("fp16", 8, (2, 6), True) and given is labels
+
+
 def test_a_profile_sums_by_kernel_and_keeps_the_rest_in_one_row():
     spans = [("product", 3.0), ("sum", 1.0), ("product", 5.0), ("copy", 1.0)]
     rows = profile.by_kernel(spans, steps=2)
@@ -95,3 +115,11 @@ def test_han_s_step_is_timed_beside_its_peers():
         "CUDA graph, sorted, 4 groups, fp16",
     }
     assert all(row["median_ms"] > 0 for row in result["timed"].values())
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no NVIDIA GPU")
+def test_han_s_step_and_a_peer_s_are_timed_in_turn():
+    case = pairs.find_case("benchmarks.han", "64 documents, bfloat16", "sorted, 4 groups, bf16")
+    own, peer = pairs.measure(case, "sorted, 4 groups, bf16", process=0, samples=3)
+    assert own["graph"] and peer["graph"] and 0 < own["score"] < peer["score"]
