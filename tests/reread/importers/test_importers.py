@@ -214,7 +214,7 @@ def test_the_csv_of_mlflows_pages():
     assert scores([path], "accuracy", arm="activation").arms["swish"] == {0: 0.9257, 1: 0.9244}
 
 
-def test_an_experiment_of_mlflow_and_its_export_give_the_same_scores(tmp_path):
+def test_an_experiment_of_mlflow_and_its_export_give_the_same_scores(tmp_path, monkeypatch):
     import mlflow
 
     address = f"sqlite:///{tmp_path}/mlflow.db"
@@ -234,7 +234,7 @@ def test_an_experiment_of_mlflow_and_its_export_give_the_same_scores(tmp_path):
     assert format_of(source) == "mlflow" and digest_of(Source(source)) is None
     assert scores([source], "accuracy", arm="params.activation").arms == expected
     # As `mlflow runs` writes it.
-    mlflow.set_tracking_uri(address)
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", address)
     mlflow.search_runs([experiment]).to_csv(tmp_path / "runs.csv", index=False)
     assert format_of(tmp_path / "runs.csv") == "mlflow"
     assert scores([tmp_path / "runs.csv"], "accuracy", arm="params.activation").arms == expected

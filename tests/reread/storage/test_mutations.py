@@ -5,15 +5,15 @@ change of the file.
 """
 
 import ast
+import contextlib
 import copy
 import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-
-import pytest
+from typing import Any
 
 from reread.goals import module_of
 from reread.storage.numeric import numeric_digest
@@ -54,8 +54,9 @@ def change(node: ast.AST) -> None:
         node.op = OPPOSITE[type(node.op)]()
 
 
-def mutants(path: Path, called: set[int]) -> Iterator[tuple[str, list[str]]]:
-    """Yield each definition of a file that is called, or that is a constant, and the file's text after each change."""
+def mutants(path: Path, called: set[int]) -> Iterator[tuple[str, str, str]]:
+    """Yield each definition of a file that is called, or that is a constant, and the file's text after two changes of
+    it: of the first of its ``points`` and of the last."""
     tree = ast.parse(path.read_bytes())
     for place, statement in enumerate(tree.body):
         lines = range(
@@ -65,13 +66,17 @@ def mutants(path: Path, called: set[int]) -> Iterator[tuple[str, list[str]]]:
         function = isinstance(statement, ast.FunctionDef | ast.ClassDef)
         if isinstance(statement, ast.Import | ast.ImportFrom) or (function and not called & set(lines)):
             continue
-        texts = []
-        for number in range(len(points(statement))):
-            changed = copy.deepcopy(tree)
-            change(points(changed.body[place])[number])
-            texts.append(ast.unparse(changed))
-        if texts:
-            yield getattr(statement, "name", f"line {statement.lineno}"), texts
+        if points(statement):
+            yield getattr(statement, "name", f"line {statement.lineno}"), *(changed(tree, place, n) for n in (0, -1))
+
+
+def changed(tree: ast.Module, place: int, point: int) -> str:
+    """Return the text of a file with a change in its statement number ``place``."""
+    other = copy.copy(tree)
+    other.body = [*tree.body]
+    other.body[place] = copy.deepcopy(tree.body[place])
+    change(points(other.body[place])[point])
+    return ast.unparse(other)
 
 
 # Of the data of both cases.
@@ -79,47 +84,44 @@ GOAL = module_of("single-label")
 
 
 # An image network, and a reader of documents with averaged weights.
-@pytest.mark.parametrize("case", ["densenet-swish", "han-average"])
-def test_each_change_is_in_a_key_or_changes_no_byte(tmp_path, case):
-    WRITERS[CASES[case].data](tmp_path / "data")
-    modules = source(CASES[case])["modules"]
-    named = [name for name in modules if ":" not in name]
-    with subprocess.Popen(
-        [sys.executable, "-m", "tests.reread.storage.mutation", case, str(tmp_path)],
-        cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-    ) as process:  # fmt: skip
-        usual = json.loads(process.stdout.readline())
-        lines: dict[str, set[int]] = {}
-        for file, line in usual["called"]:
-            lines.setdefault(file, set()).add(line)
-        copied = tmp_path / "copy"
-        copy_rooms(copied, "reread", "models", "cuda_ext")
-
+def test_each_change_is_in_a_key_or_changes_no_byte(tmp_path):
+    copied = tmp_path / "copy"
+    copy_rooms(copied, "reread", "models", "cuda_ext")
+    silent, in_keys, in_none = [], set(), set()
+    # What both call is changed once.
+    checked: set[tuple[str, str]] = set()
+    for case in ("densenet-swish", "han-average"):
+        WRITERS[CASES[case].data](tmp_path / case / "data")
+        modules = source(CASES[case])["modules"]
+        named = [name for name in modules if ":" not in name]
         # What trains a run and what evaluates it, in one digest: half the time of two.
         computing = [*modules, "reread.evaluation.run", "reread.batches", GOAL]
-
-        def key() -> str:
-            return numeric_digest(computing, copied)
-
-        before, silent, in_keys, in_none = key(), [], set(), {}
-        for path in closure(["reread.training.run", "reread.evaluation.run", GOAL, *named]):
-            file = path.relative_to(ROOT).as_posix()
-            text = (copied / file).read_text()
-            for name, texts in mutants(path, lines.get(file, set())):
-                (copied / file).write_text(texts[0])
-                if key() != before:
-                    in_keys.add(file)
-                else:
-                    in_none.setdefault(file, []).append((name, texts[-1]))
-                (copied / file).write_text(text)
-        for file, changes in in_none.items():
-            name, changed = changes[len(changes) // 2]
-            process.stdin.write(json.dumps({"file": file, "source": changed}) + "\n")
-            process.stdin.flush()
-            # A run that fails publishes nothing.
-            if json.loads(process.stdout.readline()) not in (None, usual["digest"]):
-                silent.append(f"{file}: {name}")
-        process.stdin.close()
+        usual = numeric_digest(computing, copied)
+        with trainer(case, tmp_path / case) as run:
+            unchanged = run()
+            lines: dict[str, set[int]] = {}
+            for file, line in unchanged["called"]:
+                lines.setdefault(file, set()).add(line)
+            left_out: dict[str, list[tuple[str, str]]] = {}
+            for path in closure(["reread.training.run", "reread.evaluation.run", GOAL, *named]):
+                file = path.relative_to(ROOT).as_posix()
+                text = (copied / file).read_text()
+                for name, first, last in mutants(path, lines.get(file, set())):
+                    if (file, name) in checked:
+                        continue
+                    checked.add((file, name))
+                    (copied / file).write_text(first)
+                    if numeric_digest(computing, copied) != usual:
+                        in_keys.add(file)
+                    else:
+                        left_out.setdefault(file, []).append((name, last))
+                    (copied / file).write_text(text)
+            for file, changes in left_out.items():
+                name, text = changes[len(changes) // 2]
+                # A run that fails publishes nothing.
+                if run({"file": file, "source": text}) not in (None, unchanged["digest"]):
+                    silent.append(f"{file}: {name}")
+            in_none |= set(left_out)
     assert not silent, "these changes are in no key and change a result"
     assert {
         "reread/training/step.py",
@@ -128,3 +130,22 @@ def test_each_change_is_in_a_key_or_changes_no_byte(tmp_path, case):
         "reread/goals/classification.py",
     } <= in_keys
     assert "reread/storage/locks.py" in in_none
+
+
+@contextlib.contextmanager
+def trainer(case: str, folder: Path) -> Iterator[Callable[..., Any]]:
+    """Yield a function that trains and evaluates a case with a change and returns the digest; without one, what the
+    program says of the usual code."""
+    with subprocess.Popen(
+        [sys.executable, "-m", "tests.reread.storage.mutation", case, str(folder)],
+        cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+    ) as process:  # fmt: skip
+
+        def run(change: dict[str, str] | None = None) -> Any:
+            if change:
+                process.stdin.write(json.dumps(change) + "\n")
+                process.stdin.flush()
+            return json.loads(process.stdout.readline())
+
+        yield run
+        process.stdin.close()
