@@ -88,7 +88,7 @@ def _row(run: RunFolder, job: Mapping[str, Any]) -> dict[str, Any]:
     evaluations = list(run.evaluations().values())
     for split, metrics in (evaluations[-1] if evaluations else {}).items():
         if isinstance(metrics, Mapping):
-            row |= {f"{split}.{name}": one for name, one in metrics.items() if isinstance(one, int | float)}
+            row |= {f"{split}.{name}": value for name, value in metrics.items() if isinstance(value, int | float)}
     for group in ("network", "training"):
         row |= {f"{group}.{name}": value for name, value in job.get(group, {}).items()}
     return row
@@ -124,10 +124,10 @@ def compare(a: str, b: str, everything: bool = False) -> pd.DataFrame:
     time) and name.
     """
     rows = [
-        {"section": section, "name": one.name, "a": one.a, "b": one.b, "difference": one.difference}
-        for section, found in _compare(find_run(a), find_run(b)).items()
-        for one in found
-        if everything or not one.equal
+        {"section": section, "name": pair.name, "a": pair.a, "b": pair.b, "difference": pair.difference}
+        for section, pairs in _compare(find_run(a), find_run(b)).items()
+        for pair in pairs
+        if everything or not pair.equal
     ]
     columns = ["section", "name", "a", "b", "difference"]
     return pd.DataFrame(rows, columns=columns).set_index(["section", "name"])
@@ -142,19 +142,19 @@ def scores(experiment: str) -> pd.DataFrame:
     metrics = _report_file(experiment, "metrics.json")
     splits = ("validation", "test")
     rows = [
-        {"data": one["data"], "name": name, "split": split, "metric": metric, "seeds": one["n"]}
+        {"data": about["data"], "name": name, "split": split, "metric": metric, "seeds": about["n"]}
         | {key: value[key] for key in ("mean", "low", "high")}
-        for name, one in metrics["variants"].items()
+        for name, about in metrics["variants"].items()
         for split in splits
-        for metric, value in one.get(split, {}).items()
+        for metric, value in about.get(split, {}).items()
         if "mean" in value
     ]
     rows += [
         {"data": data, "name": name, "split": split, "metric": metric, "seeds": 0, "mean": value}
-        for data, found in metrics["baselines"].items()
-        for name, one in found.items()
+        for data, baselines in metrics["baselines"].items()
+        for name, about in baselines.items()
         for split in splits
-        for metric, value in one.get(split, {}).items()
+        for metric, value in about.get(split, {}).items()
     ]
     table = pd.DataFrame(rows).set_index(["data", "name", "split", "metric"])
     return table[["mean", "low", "high", "seeds"]].astype({"mean": float, "low": float, "high": float})
@@ -167,15 +167,15 @@ def comparisons(experiment: str) -> pd.DataFrame:
     seeds, sentence. InputError where the experiment has no report.
     """
     rows = []
-    for one in _report_file(experiment, "verdicts.json")["verdicts"]:
-        found = one["interval"] or {}
+    for verdict in _report_file(experiment, "verdicts.json")["verdicts"]:
+        interval = verdict["interval"] or {}
         rows.append(
-            {name: one[name] for name in ("name", "claim", "verdict", "treatment", "control", "metric")}
-            | {"difference": found.get("mean"), "low": found.get("low"), "high": found.get("high")}
+            {name: verdict[name] for name in ("name", "claim", "verdict", "treatment", "control", "metric")}
+            | {"difference": interval.get("mean"), "low": interval.get("low"), "high": interval.get("high")}
             | {
-                "holm_p": one["holm_p"],
-                "seeds": max(map(len, one["seeds"].values()), default=0),
-                "sentence": one["sentence"],
+                "holm_p": verdict["holm_p"],
+                "seeds": max(map(len, verdict["seeds"].values()), default=0),
+                "sentence": verdict["sentence"],
             }
         )
     return pd.DataFrame(rows).set_index("name") if rows else pd.DataFrame(rows)
@@ -266,8 +266,8 @@ def attention(answers: pd.DataFrame) -> pd.DataFrame:
                 "word_weight": weight,
                 "shade": sentence["weight"] ** 0.5 * weight,
             }
-            for document, found in enumerate(answers["attention"])
-            for number, sentence in enumerate(found)
+            for document, sentences in enumerate(answers["attention"])
+            for number, sentence in enumerate(sentences)
             for place, (text, weight) in enumerate(zip(sentence["words"], sentence["word_weights"], strict=True))
         ]
     )

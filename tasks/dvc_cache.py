@@ -34,19 +34,19 @@ def how_to_mend(data: str) -> str:
 
 def damaged_objects(data: str) -> list[Path]:
     """Return the objects in DVC's cache, of the files of data/NAME, whose md5 is not the one that they are named by."""
-    found: list[Path] = []
+    damaged: list[Path] = []
     if not DATA.is_file():
-        return found
+        return damaged
     listing = _object(_listing())
     if not listing.is_file():
-        return found
-    for one in json.loads(listing.read_text(encoding="utf-8")):
-        path = _object(one["md5"])
-        if one["relpath"].startswith(f"{data}/") and path.is_file():
+        return damaged
+    for entry in json.loads(listing.read_text(encoding="utf-8")):
+        path = _object(entry["md5"])
+        if entry["relpath"].startswith(f"{data}/") and path.is_file():
             with open(path, "rb") as file:
-                if hashlib.file_digest(file, "md5").hexdigest() != one["md5"]:
-                    found.append(path)
-    return found
+                if hashlib.file_digest(file, "md5").hexdigest() != entry["md5"]:
+                    damaged.append(path)
+    return damaged
 
 
 def remotes() -> dict[str, bool]:
@@ -85,16 +85,16 @@ def refuse_foreign_listing(content: bytes, md5: str, where: str) -> None:
 
     where: which file it is, and what to do with it.
     """
-    found = hashlib.md5(content, usedforsecurity=False).hexdigest()
-    if f"{found}.dir" != md5:
-        raise InputError(f"{DATA} names the list of files {md5}, and the md5 of this one is {found}: {where}")
-    for one in json.loads(content):
-        name = Path(one["relpath"])
+    digest = hashlib.md5(content, usedforsecurity=False).hexdigest()
+    if f"{digest}.dir" != md5:
+        raise InputError(f"{DATA} names the list of files {md5}, and the md5 of this one is {digest}: {where}")
+    for entry in json.loads(content):
+        name = Path(entry["relpath"])
         below(DATA_DIRECTORY, name, where, links=True)
         # The file itself may be a link to DVC's cache.
         below(DATA_DIRECTORY, name.parent, where)
-        if not MD5.fullmatch(one["md5"]):
-            raise InputError(f"'{one['md5']}' of '{name}' is no md5: {where}")
+        if not MD5.fullmatch(entry["md5"]):
+            raise InputError(f"'{entry['md5']}' of '{name}' is no md5: {where}")
 
 
 def _listing() -> str:

@@ -81,15 +81,15 @@ def estimate(jobs: Iterable[Job], workers: int) -> Estimate:
         if job.variant not in measured:
             measured[job.variant] = measure(job)
     workers = at_once(jobs, workers)
-    timed = sum(one.timed for one in measured.values())
-    got = sum(one.share * one.timed for one in measured.values()) / timed if timed else 1.0
+    timed = sum(measurement.timed for measurement in measured.values())
+    got = sum(measurement.share * measurement.timed for measurement in measured.values()) / timed if timed else 1.0
     share = share_of_each(got, workers, len(os.sched_getaffinity(0)))
     training: dict[str, float] = {}
     evaluation = 0.0
     for job in jobs:
         name, slash, _ = job.variant.partition("/")
-        own = [one for variant, one in measured.items() if variant.partition("/")[0] == name]
-        about = measured[job.variant] if slash else max(own, key=lambda one: one.epoch(share))
+        own = [measurement for variant, measurement in measured.items() if variant.partition("/")[0] == name]
+        about = measured[job.variant] if slash else max(own, key=lambda measurement: measurement.epoch(share))
         training[name] = training.get(name, 0.0) + about.epoch(share) * job.training["max_epochs"] / workers
         evaluation += about.evaluation(share_of_each(got, 1, len(os.sched_getaffinity(0))))
     return Estimate(training, evaluation, share)

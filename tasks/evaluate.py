@@ -106,7 +106,7 @@ def _report(
     run_ids: dict[str, str] = {}
     records = [_evaluate_run(job, splits, tracker, run_ids) for job in jobs]
     if plan.folds is not None:
-        records = [*repetitions(sorted(records, key=lambda one: one.job["fold"]), plan.folds)]
+        records = [*repetitions(sorted(records, key=lambda record: record.job["fold"]), plan.folds)]
     baselines: dict[str, dict[str, Baseline]] = {}
     repeated = {}
     seeds = {record.seed for record in records}
@@ -122,7 +122,7 @@ def _report(
                 repeated[name] = repeated_rows(raw)
         baselines[name] = fitted[None] if None in fitted else _over_folds(fitted, places)
     destination = plan.report_directory
-    found = evaluate_experiment(
+    report = evaluate_experiment(
         plan.to_json(),
         records,
         baselines,
@@ -143,7 +143,7 @@ def _report(
         # Cross-validation judges settings: none of its networks is the one to serve.
         if plan.evaluate_on == "test" and plan.folds is None:
             whole = {name: places[None] for name, places in data_sets.items()}
-            about |= _candidates(records, baselines, whole, found["metrics"])
+            about |= _candidates(records, baselines, whole, report["metrics"])
         tracker.report(about, plan.environment)
     return destination
 
@@ -169,8 +169,8 @@ def _over_folds(
     return {
         name: RepeatedBaseline.of(
             {
-                seed: put_together([fitted[place][name] for place in mine], [places[place] for place in mine])
-                for seed, mine in by_seed.items()
+                seed: put_together([fitted[place][name] for place in of_seed], [places[place] for place in of_seed])
+                for seed, of_seed in by_seed.items()
             }
         )
         for name in names
@@ -182,11 +182,11 @@ def _rows_of_data_sets(plan: Plan, prepared: Mapping[str, str]) -> dict[str, dic
 
     InputError where two sets of one data set are not of the same rows.
     """
-    found: dict[str, dict[Place, Prepared]] = {}
+    opened: dict[str, dict[Place, Prepared]] = {}
     for key, about in sorted(plan.preparations().items()):
         data = open_prepared(Path(prepared[key]))
         fold = about["settings"].get(FOLD)
-        first = found.setdefault(about["data"], {}).setdefault(fold and (fold["seed"], fold["number"]), data)
+        first = opened.setdefault(about["data"], {}).setdefault(fold and (fold["seed"], fold["number"]), data)
         same = first.description["splits"] == data.description["splits"] and all(
             np.array_equal(first.arrays[name], data.arrays[name]) for name in ("labels", "raw_indices")
         )
@@ -195,7 +195,7 @@ def _rows_of_data_sets(plan: Plan, prepared: Mapping[str, str]) -> dict[str, dic
                 f"{prepared[key]} and {first.directory} have different rows of {about['data']}: "
                 "their variants cannot be compared, give both the same settings that choose rows"
             )
-    return found
+    return opened
 
 
 def asked_metrics(plan: Plan, data: str) -> dict[str, str]:
@@ -203,11 +203,13 @@ def asked_metrics(plan: Plan, data: str) -> dict[str, str]:
 
     A baseline that none judges has the experiment's metric, or that of the first comparison on the data set.
     """
-    there = [one for one in plan.comparisons if plan.variants[networks(one)[0]].data == data]
+    there = [comparison for comparison in plan.comparisons if plan.variants[networks(comparison)[0]].data == data]
     first = plan.metric or (there[0]["metric"] if there else None)
     asked = dict.fromkeys(kinds.baselines(), first) if first else {}
-    for one in reversed(there):
-        asked |= dict.fromkeys({one["treatment"], one["control"]} & kinds.baselines().keys(), one["metric"])
+    for comparison in reversed(there):
+        asked |= dict.fromkeys(
+            {comparison["treatment"], comparison["control"]} & kinds.baselines().keys(), comparison["metric"]
+        )
     return asked
 
 
@@ -269,8 +271,8 @@ def _candidates(
                 "champion": champions[best.data] == name,
             }
         )
-    for data, mine in baselines.items():
-        for name, baseline in mine.items():
+    for data, of_data in baselines.items():
+        for name, baseline in of_data.items():
             if baseline.directory is None or kinds.kind(data_sets[data].kind).reader is None:
                 continue
             fitted.append(

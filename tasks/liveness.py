@@ -29,7 +29,7 @@ FOLDER = Path(".locks") / "flow-runs"
 # A flow run that this server does not know may be of another one; its lock file is removed after a week.
 FORGOTTEN_SECONDS = 7 * 24 * 3600
 GONE = "its process is gone; run again to resume what it trained"
-OPEN_STATES = [one for one in StateType if one not in TERMINAL_STATES]
+OPEN_STATES = [state for state in StateType if state not in TERMINAL_STATES]
 # The locks that this process holds until it ends.
 HELD = contextlib.ExitStack()
 # The flow runs of this process that a signal ended.

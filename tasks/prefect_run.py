@@ -38,8 +38,8 @@ def flow_run_id() -> str | None:
         return os.environ.get("PREFECT__FLOW_RUN_ID")
     from prefect.runtime import flow_run
 
-    found: str | None = flow_run.id
-    return found
+    run_id: str | None = flow_run.id
+    return run_id
 
 
 def flow_run_page() -> str | None:
@@ -48,8 +48,8 @@ def flow_run_page() -> str | None:
         return None
     from prefect.runtime import flow_run
 
-    found: str | None = flow_run.ui_url
-    return found
+    page: str | None = flow_run.ui_url
+    return page
 
 
 def _is_imported() -> bool:

@@ -45,7 +45,7 @@ def main() -> None:
     refuse_unknown([arguments.data], plan.data, f"the data sets of experiment '{arguments.experiment}'")
     wanted = [about for about in plan.preparations().values() if about["data"] == arguments.data]
     summaries = [summary(Path(preprocess.fn(about))) for about in wanted]
-    names = ["prepared.json"] + [f"prepared-{one['prepared_key']}.json" for one in summaries[1:]]
+    names = ["prepared.json"] + [f"prepared-{about['prepared_key']}.json" for about in summaries[1:]]
     publish_results(plan.name, f"preprocess/{arguments.data}", dict(zip(names, summaries, strict=True)))
 
 

@@ -24,8 +24,8 @@ def show_results(report: Path) -> None:
     metrics, plan = read_json(report / "metrics.json"), read_json(report / PLAN)
     verdicts = read_json(report / "verdicts.json")["verdicts"]
     name = report.name
-    for one in verdicts:
-        log(f"{one['verdict']}: {one['claim']} {one['sentence']}")
+    for verdict in verdicts:
+        log(f"{verdict['verdict']}: {verdict['claim']} {verdict['sentence']}")
     page, file = report_page(plan["name"]) if not plan["partial"] else None, (report / "report.html").resolve()
     log(f"report: {file}")
     if page:
@@ -38,8 +38,9 @@ def show_results(report: Path) -> None:
         description=f"Variants and baselines of {name} on {where}: mean and 95 % interval over seeds",
     )
     lines = [
-        f"- **{one['verdict']}**: {one['claim']} {one['sentence']}" + (f" ({one['source']})" if one["source"] else "")
-        for one in verdicts
+        f"- **{verdict['verdict']}**: {verdict['claim']} {verdict['sentence']}"
+        + (f" ({verdict['source']})" if verdict["source"] else "")
+        for verdict in verdicts
     ]
     judged = lines or ["No comparison is judged in this experiment."]
     create_markdown_artifact(
@@ -58,12 +59,12 @@ def show_results(report: Path) -> None:
 
 def _row(variant: str, about: Mapping[str, Any], split: str) -> dict[str, Any]:
     score = about["score"]
-    found = about[split][score]
+    result = about[split][score]
     return {
         "variant": variant,
         "data": about["data"],
-        metric_title(score): number(found["mean"]),
-        "95 % interval": interval(found) if found["low"] is not None else "one seed: none",
+        metric_title(score): number(result["mean"]),
+        "95 % interval": interval(result) if result["low"] is not None else "one seed: none",
         "seeds": about["n"],
         "parameters": f"{about['parameters']:,}",
     }
@@ -74,13 +75,13 @@ def _baselines(metrics: Mapping[str, Any]) -> list[dict[str, Any]]:
     scores = {about["data"]: about["score"] for about in metrics["variants"].values()}
     return [
         {
-            "variant": one["name"],
+            "variant": baseline["name"],
             "data": data,
-            metric_title(scores[data]): number(one[metrics["evaluated_on"]][scores[data]]),
+            metric_title(scores[data]): number(baseline[metrics["evaluated_on"]][scores[data]]),
             "95 % interval": "baseline: none",
             "seeds": "–",
-            "parameters": f"{one['parameters']:,}",
+            "parameters": f"{baseline['parameters']:,}",
         }
-        for data, found in metrics["baselines"].items()
-        for one in found.values()
+        for data, baselines in metrics["baselines"].items()
+        for baseline in baselines.values()
     ]

@@ -78,14 +78,14 @@ def reuse(jobs: Sequence[Job]) -> list[str]:
 
     One task for all of them, and one question to MLflow.
     """
-    found = [job for job in jobs if is_reusable(job.run)]
-    known = recorded_runs({job.experiment for job in found})
-    for job in found:
+    finished = [job for job in jobs if is_reusable(job.run)]
+    known = recorded_runs({job.experiment for job in finished})
+    for job in finished:
         if (job.experiment, job.variant, job.run_key) not in known:
             record(job)
         BOARD.end(job, trained=False)
         say(f"{_summary(job)} (finished before, {job.run_directory})", summary=True)
-    return [str(job.run_directory) for job in found]
+    return [str(job.run_directory) for job in finished]
 
 
 def is_reusable(run: RunFolder) -> bool:

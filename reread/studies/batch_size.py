@@ -42,7 +42,7 @@ def methods_of(source: EvaluatedExperiment) -> dict[str, tuple[str, int]]:
     InputError for a variant whose name is not METHOD-BATCH with its own batch_size, and where one is another network or
     has other epochs than the first.
     """
-    found: dict[str, tuple[str, int]] = {}
+    methods: dict[str, tuple[str, int]] = {}
     first: tuple[str, dict[str, Any]] | None = None
     for name, variant in source.plan.variants.items():
         method, _, batch = name.rpartition("-")
@@ -53,8 +53,8 @@ def methods_of(source: EvaluatedExperiment) -> dict[str, tuple[str, int]]:
         for part, value in shared.items():
             if value != first[1][part]:
                 raise InputError(f"variant '{name}' has another {part} than '{first[0]}': give all the same")
-        found[name] = method, int(batch)
-    return found
+        methods[name] = method, int(batch)
+    return methods
 
 
 def study(settings: Settings, source: EvaluatedExperiment, device: torch.device) -> study_io.Findings:
@@ -93,24 +93,24 @@ def draw_figure(folder: Path, path: Path) -> None:
 
     Of accuracy it shows the error by a logarithmic scale, so that one method that fails hides no difference of others.
     """
-    found = pd.read_csv(folder / "accuracy.csv")
-    batches = sorted(found["batch"].unique())
-    label = f"{found['metric'].iloc[0]}, {found['split'].iloc[0]} split"
-    errors = bool((found["metric"] == "accuracy").all())
+    table = pd.read_csv(folder / "accuracy.csv")
+    batches = sorted(table["batch"].unique())
+    label = f"{table['metric'].iloc[0]}, {table['split'].iloc[0]} split"
+    errors = bool((table["metric"] == "accuracy").all())
     if errors:
         # An interval over a few seeds may reach above an accuracy of 1.
-        means, highs, lows = (100 * (1 - found[name]).clip(lower=1e-4) for name in ("mean", "high", "low"))
-        found = found.assign(mean=means, low=highs, high=lows)
-        label = f"error, {found['split'].iloc[0]} split (%)"
+        means, highs, lows = (100 * (1 - table[name]).clip(lower=1e-4) for name in ("mean", "high", "low"))
+        table = table.assign(mean=means, low=highs, high=lows)
+        label = f"error, {table['split'].iloc[0]} split (%)"
     with picture(path, 6.5, 4) as figure:
         axes = figure.subplots()
-        for number, (method, mine) in enumerate(found.groupby("method", sort=True)):
+        for number, (method, rows) in enumerate(table.groupby("method", sort=True)):
             colour = COLOURS[number % len(COLOURS)]
             # Intervals of several methods at one batch size are drawn side by side.
-            places = [batches.index(batch) + 0.06 * (number - 1.5) for batch in mine["batch"]]
-            if mine["low"].notna().all():
-                axes.vlines(places, mine["low"], mine["high"], color=colour, linewidth=2)
-            axes.plot(places, mine["mean"], "o-", color=colour, markersize=4, label=method)
+            places = [batches.index(batch) + 0.06 * (number - 1.5) for batch in rows["batch"]]
+            if rows["low"].notna().all():
+                axes.vlines(places, rows["low"], rows["high"], color=colour, linewidth=2)
+            axes.plot(places, rows["mean"], "o-", color=colour, markersize=4, label=method)
         axes.set_xticks(range(len(batches)), [f"{batch:,}" for batch in batches])
         axes.set(xlabel="batch size", ylabel=label)
         if errors:

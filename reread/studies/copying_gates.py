@@ -55,7 +55,7 @@ def parts_of(source: EvaluatedExperiment) -> dict[Part, list[Job]]:
 
     InputError for another model, and where two variants have the same cell and lag.
     """
-    found: dict[Part, list[Job]] = {}
+    jobs: dict[Part, list[Job]] = {}
     variants: dict[Part, str] = {}
     for job in source.jobs:
         if job.model != MODEL:
@@ -63,8 +63,8 @@ def parts_of(source: EvaluatedExperiment) -> dict[Part, list[Job]]:
         part = (job.network["cell"], source.plan.variants[job.variant].preprocessing["lag"])
         if variants.setdefault(part, job.variant) != job.variant:
             raise InputError(f"variants '{variants[part]}' and '{job.variant}' have the same cell and lag")
-        found.setdefault(part, []).append(job)
-    return dict(sorted(found.items(), key=lambda item: item[0][1]))
+        jobs.setdefault(part, []).append(job)
+    return dict(sorted(jobs.items(), key=lambda item: item[0][1]))
 
 
 def recall(source: EvaluatedExperiment, parts: dict[Part, list[Job]]) -> pd.DataFrame:
@@ -82,8 +82,8 @@ def gradients_after_training(cell: str, lag: int, networks: list[SymbolRecall], 
     median with quartiles over seeds."""
     codes = codes_of_test(prepared)[:1, : prepared.description["positions"] + lag]
     values = [
-        norms(jacobians(network_of(one.recurrence), one.features[codes][0], one.recurrence.units))["spectral"]
-        for one in networks
+        norms(jacobians(network_of(model.recurrence), model.features[codes][0], model.recurrence.units))["spectral"]
+        for model in networks
     ]
     low, median, high = np.quantile(np.stack(values), [0.25, 0.5, 0.75], axis=0)
     rows = {"distance": np.arange(len(median)), "low_quartile": low, "median": median, "high_quartile": high}
@@ -100,7 +100,7 @@ def gates_after_training(lag: int, networks: list[SymbolRecall], prepared: Prepa
         "distractors": slice(positions, positions + lag),
         "requests": slice(positions + lag, None),
     }
-    gates = [one.recurrence.gates(one.features[codes]) for one in networks]
+    gates = [network.recurrence.gates(network.features[codes]) for network in networks]
     return {
         span: {
             gate: study_io.interval(mean_interval([float(getattr(seed, gate)[:, steps].mean()) for seed in gates]))

@@ -123,12 +123,12 @@ class Reader:
 
     def without_words(self, scores: list[Float64Array], k: int) -> Removal:
         """Without the k words of highest score, [M]; the mean over the sets of scores that are given."""
-        return self._mean([self._without(highest(one, self.sizes, k)) for one in scores])
+        return self._mean([self._without(highest(values, self.sizes, k)) for values in scores])
 
     def without_sentences(self, scores: list[Float64Array], k: int) -> Removal:
         """Without the k sentences of highest score, [sentences of all documents]."""
-        chosen = [highest(one, self.sentence_counts, k) for one in scores]
-        return self._mean([self._without(np.repeat(one, self.sentence_lengths)) for one in chosen])
+        chosen = [highest(values, self.sentence_counts, k) for values in scores]
+        return self._mean([self._without(np.repeat(sentences, self.sentence_lengths)) for sentences in chosen])
 
     def _without(self, removed: BoolArray) -> Removal:
         after = self.probabilities(delete_tokens(self.prepared, removed))
@@ -137,11 +137,11 @@ class Reader:
         return Removal(fall, (after.argmax(axis=1) == self.labels).astype(np.float64), float(lost.mean()))
 
     @staticmethod
-    def _mean(found: list[Removal]) -> Removal:
+    def _mean(removals: list[Removal]) -> Removal:
         return Removal(
-            np.mean([one.fall for one in found], axis=0),
-            np.mean([one.right for one in found], axis=0),
-            float(np.mean([one.removed for one in found])),
+            np.mean([removal.fall for removal in removals], axis=0),
+            np.mean([removal.right for removal in removals], axis=0),
+            float(np.mean([removal.removed for removal in removals])),
         )
 
 
@@ -161,18 +161,20 @@ def measured(settings: Settings, network: "models.Network", prepared: Prepared) 
     }
     of_sentences = {ATTENDED: [sentences], RANDOM: [generator.random(len(sentences)) for _ in range(settings.draws)]}
     whole = reader.whole()
-    found = {("words", method, 0): whole for method in of_words}
-    found |= {("sentences", method, 0): whole for method in of_sentences}
-    found |= {("words", one, k): reader.without_words(of_words[one], k) for one in of_words for k in settings.words}
-    found |= {
-        ("sentences", one, k): reader.without_sentences(of_sentences[one], k)
-        for one in of_sentences
+    removals = {("words", method, 0): whole for method in of_words}
+    removals |= {("sentences", method, 0): whole for method in of_sentences}
+    removals |= {
+        ("words", method, k): reader.without_words(of_words[method], k) for method in of_words for k in settings.words
+    }
+    removals |= {
+        ("sentences", method, k): reader.without_sentences(of_sentences[method], k)
+        for method in of_sentences
         for k in settings.sentences
     }
-    return found
+    return removals
 
 
-def judged(settings: Settings, found: dict[int, Removals]) -> list[dict[str, Any]]:
+def judged(settings: Settings, by_seed: dict[int, Removals]) -> list[dict[str, Any]]:
     """Judge the claim: items are documents, scores the falls of their probabilities."""
     k = settings.primary_words
     comparison = Comparison(
@@ -183,31 +185,32 @@ def judged(settings: Settings, found: dict[int, Removals]) -> list[dict[str, Any
         control=RANDOM,
         metric="fall in probability",
     )
-    attended, random = ([seed["words", method, k].fall for seed in found.values()] for method in (ATTENDED, RANDOM))
-    measured = study_io.measured_items(list(found), attended, random, PAIRS)
+    attended, random = ([seed["words", method, k].fall for seed in by_seed.values()] for method in (ATTENDED, RANDOM))
+    measured = study_io.measured_items(list(by_seed), attended, random, PAIRS)
     return study_io.judged([comparison], [measured], MARGIN, ALPHA)
 
 
-def compared(found: dict[int, Removals]) -> list[dict[str, Any]]:
+def compared(by_seed: dict[int, Removals]) -> list[dict[str, Any]]:
     """Compare the fall without attended words (sentences) with the fall without as many of each other choice."""
-    removals = next(iter(found.values()))
+    removals = next(iter(by_seed.values()))
     rows = []
     for level, method, k in removals:
         if method == ATTENDED or k == 0:
             continue
         differences = [
-            float(seed[level, ATTENDED, k].fall.mean() - seed[level, method, k].fall.mean()) for seed in found.values()
+            float(seed[level, ATTENDED, k].fall.mean() - seed[level, method, k].fall.mean())
+            for seed in by_seed.values()
         ]
         further = study_io.interval(paired_interval(differences))
         rows.append({"level": level, "removed": k, "against": method, "falls_further_by": further})
     return rows
 
 
-def table(found: dict[int, Removals]) -> pd.DataFrame:
+def table(by_seed: dict[int, Removals]) -> pd.DataFrame:
     rows = [
-        (level, method, k, seed, one.fall.mean(), one.right.mean(), one.removed, len(one.fall))
-        for seed, removals in found.items()
-        for (level, method, k), one in removals.items()
+        (level, method, k, seed, removal.fall.mean(), removal.right.mean(), removal.removed, len(removal.fall))
+        for seed, removals in by_seed.items()
+        for (level, method, k), removal in removals.items()
     ]
     columns = ["level", "method", "removed", "seed", "fall", "accuracy", "share_of_words_removed", "documents"]
     return pd.DataFrame(rows, columns=columns)
@@ -216,33 +219,33 @@ def table(found: dict[int, Removals]) -> pd.DataFrame:
 def study(settings: Settings, source: TrainedNetworks, device: torch.device) -> study_io.Findings:
     """Remove, read and judge; InputError for a network that gives no attention."""
     part = draw_rows(source.prepared, settings.split, settings.documents)
-    found = {}
+    by_seed = {}
     with study_io.quiet_references(device):
         for seed, network in source.networks(device):
             if not attends(network):
                 raise InputError(f"the network of seed {seed} gives no attention: give runs of a network that does")
-            found[seed] = measured(settings, network, part)
+            by_seed[seed] = measured(settings, network, part)
     results = {
         "settings": dataclasses.asdict(settings),
         "kernels": library.kernels(device),
         "data": source.data,
         "documents": len(part.labels),
         **study_io.rule(MARGIN, ALPHA),
-        "claims": judged(settings, found),
-        "compared": compared(found),
+        "claims": judged(settings, by_seed),
+        "compared": compared(by_seed),
     }
-    return study_io.Findings(results, {"deletion": table(found)})
+    return study_io.Findings(results, {"deletion": table(by_seed)})
 
 
 def draw_figure(folder: Path, path: Path) -> None:
     """figure.png from deletion.csv."""
-    found = pd.read_csv(folder / "deletion.csv")
+    rows = pd.read_csv(folder / "deletion.csv")
     with picture(path, 10, 6) as figure:
         grid = figure.subplots(2, 2, sharex="col", sharey="row")
         for column, level in enumerate(("words", "sentences")):
-            mine = found[found["level"] == level]
-            panel(grid[0, column], mine, "fall")
-            panel(grid[1, column], mine, "accuracy")
+            of_level = rows[rows["level"] == level]
+            panel(grid[0, column], of_level, "fall")
+            panel(grid[1, column], of_level, "accuracy")
             grid[0, column].set_title(f"{level} removed")
             grid[1, column].set_xlabel(f"{level} removed from each document")
         grid[0, 0].set_ylabel("fall of the probability\nof the class predicted before")
@@ -250,16 +253,16 @@ def draw_figure(folder: Path, path: Path) -> None:
         grid[0, 0].legend()
 
 
-def panel(axes: Axes, found: pd.DataFrame, column: str) -> None:
+def panel(axes: Axes, rows: pd.DataFrame, column: str) -> None:
     """Mean over seeds with its interval, by how many are removed, evenly spaced."""
-    counts = sorted(set(found["removed"]))
+    counts = sorted(set(rows["removed"]))
     for method, colour in COLOURS.items():
-        mine = found[found["method"] == method]
-        if mine.empty:
+        of_method = rows[rows["method"] == method]
+        if of_method.empty:
             continue
-        spans = [mean_interval(mine[mine["removed"] == k][column].to_list()) for k in counts]
+        spans = [mean_interval(of_method[of_method["removed"] == k][column].to_list()) for k in counts]
         study_io.shade(axes, range(len(counts)), spans, colour)
-        axes.plot(range(len(counts)), [one.mean for one in spans], "o-", color=colour, markersize=4, label=method)
+        axes.plot(range(len(counts)), [span.mean for span in spans], "o-", color=colour, markersize=4, label=method)
     if column == "fall":
         axes.axhline(0, color=INK, linewidth=0.8)
     axes.set_xticks(range(len(counts)), [str(k) for k in counts])

@@ -36,7 +36,7 @@ Trace = dict[str, dict[str, Float64Array]]
 
 def readable(network: nn.Module) -> TypeGuard[HierarchicalAttentionNetwork]:
     """Return whether the network has two levels of GRUs whose gates can be read; a subclass holds or ties some."""
-    return all(type(getattr(network, f"{one}_gru", None)) is BidirectionalGRU for one in ("word", "sentence"))
+    return all(type(getattr(network, f"{level}_gru", None)) is BidirectionalGRU for level in ("word", "sentence"))
 
 
 def layer_of(network: HierarchicalAttentionNetwork, level: str) -> BidirectionalGRU:
@@ -70,8 +70,8 @@ class Histogram:
         """gate float [M, D]."""
         units = gate.shape[1]
         bins = (gate * BINS).long().clamp(0, BINS - 1) + BINS * torch.arange(units, device=gate.device)
-        found = torch.bincount(bins.flatten(), minlength=units * BINS).cpu()
-        self.counts = self.counts + found.unflatten(0, (-1, BINS))
+        counts = torch.bincount(bins.flatten(), minlength=units * BINS).cpu()
+        self.counts = self.counts + counts.unflatten(0, (-1, BINS))
         self.sums = self.sums + gate.double().sum(0).cpu()
 
     @property
@@ -97,21 +97,21 @@ class Distribution:
 def distribution(network: HierarchicalAttentionNetwork, prepared: Prepared, asked: Sequence[int]) -> Distribution:
     """The gates of every document of ``prepared``; ``asked`` are numbers of words."""
     device = next(network.parameters()).device
-    found = {(level, gate): Histogram() for level in LEVELS for gate in GATES}
+    histograms = {(level, gate): Histogram() for level in LEVELS for gate in GATES}
     sums, counts = {gate: np.zeros(1 + len(asked)) for gate in GATES}, np.zeros(1 + len(asked))
     for rows, _ in batches(prepared):
         given = collation.inputs(prepared, rows, device, ragged=True)
         of_levels = read(network, *given)
-        for (level, gate), histogram in found.items():
+        for (level, gate), histogram in histograms.items():
             histogram.add(getattr(of_levels[level], gate))
         tokens = given[0][: len(of_levels["words"].reset)]
         where = [torch.ones_like(tokens, dtype=torch.bool), *(tokens == number for number in asked)]
-        counts += [int(one.sum()) for one in where]
+        counts += [int(mask.sum()) for mask in where]
         for gate in GATES:
             of_words = getattr(of_levels["words"], gate).double().mean(dim=1)
-            sums[gate] += [float(of_words[one].sum()) for one in where]
+            sums[gate] += [float(of_words[mask].sum()) for mask in where]
     with np.errstate(invalid="ignore"):
-        return Distribution(found, {gate: sums[gate] / counts for gate in GATES})
+        return Distribution(histograms, {gate: sums[gate] / counts for gate in GATES})
 
 
 def inputs_of(layer: BidirectionalGRU) -> int:
@@ -121,10 +121,10 @@ def inputs_of(layer: BidirectionalGRU) -> int:
 
 def recurrences(layer: BidirectionalGRU) -> tuple[Recurrence, Recurrence]:
     """Both directions as for-loops in float64, on the CPU."""
-    found = BidirectionalRecurrence(inputs_of(layer), layer.units)
-    found.load_state_dict({name: value.cpu() for name, value in layer.state_dict().items()})
-    found = found.to(DTYPE).requires_grad_(False)
-    return found.forwards, found.backwards
+    recurrence = BidirectionalRecurrence(inputs_of(layer), layer.units)
+    recurrence.load_state_dict({name: value.cpu() for name, value in layer.state_dict().items()})
+    recurrence = recurrence.to(DTYPE).requires_grad_(False)
+    return recurrence.forwards, recurrence.backwards
 
 
 @torch.no_grad()
@@ -174,10 +174,10 @@ def old_share_without_reset(layer: Recurrence, sequences: Tensor) -> float:
     h_t = z_t h_{t-1} + (1 - z_t) h~_t, h~_t = tanh(W_h x_t + b_h): the sum of |z h| over that of |z h| and
     |(1 - z) h~|, over units, steps after the first and sequences [n, T, I].
     """
-    found = layer.gates(sequences)
+    of_steps = layer.gates(sequences)
     candidate = functional.linear(sequences, layer.weight_ih_l0, layer.bias_ih_l0).chunk(3, dim=-1)[2].tanh()
-    old = (found.update[:, 1:] * found.state[:, :-1]).abs().sum()
-    new = ((1 - found.update[:, 1:]) * candidate[:, 1:]).abs().sum()
+    old = (of_steps.update[:, 1:] * of_steps.state[:, :-1]).abs().sum()
+    new = ((1 - of_steps.update[:, 1:]) * candidate[:, 1:]).abs().sum()
     return float(old / (old + new))
 
 
@@ -188,18 +188,18 @@ def trace(
     ``{level: {gate: float64 [words or sentences of it], "... closed": ...}}``, means over units and shares of units
     whose gate is below CLOSED. A word that ``index`` has not is unknown."""
     device = next(network.parameters()).device
-    found = []
+    traces = []
     for sentences in documents:
         tokens = [index.get(word, UNKNOWN) for sentence in sentences for word in sentence]
         counts = torch.tensor([[len(sentence) for sentence in sentences]], dtype=torch.int32, device=device)
         given = torch.tensor(tokens, dtype=torch.int32, device=device)
         of_levels = read(network, given, counts, torch.tensor([len(sentences)], dtype=torch.int32, device=device))
-        one: Trace = {}
+        of_document: Trace = {}
         for level, both in of_levels.items():
-            one[level] = {}
+            of_document[level] = {}
             for gate in GATES:
                 forwards = getattr(both, gate).double().chunk(2, dim=1)[0].cpu()
-                one[level][gate] = forwards.mean(dim=1).numpy()
-                one[level][f"{gate} closed"] = (forwards < CLOSED).double().mean(dim=1).numpy()
-        found.append(one)
-    return found
+                of_document[level][gate] = forwards.mean(dim=1).numpy()
+                of_document[level][f"{gate} closed"] = (forwards < CLOSED).double().mean(dim=1).numpy()
+        traces.append(of_document)
+    return traces

@@ -147,8 +147,8 @@ class Found:
 
     def correlation(self, level: str, gate: str, with_: str) -> float:
         """Spearman's over units of one direction, the mean of both directions."""
-        mine = self.units[self.units["level"] == level]
-        return float(np.mean([spearmanr(one[gate], one[with_]).statistic for _, one in mine.groupby("direction")]))
+        units = self.units[self.units["level"] == level]
+        return float(np.mean([spearmanr(half[gate], half[with_]).statistic for _, half in units.groupby("direction")]))
 
 
 def measured(
@@ -167,7 +167,7 @@ def measured(
             )
         shares = []
         for direction, layer in zip(("forwards", "backwards"), recurrences(layer_of(network, level)), strict=True):
-            mine = sequences if direction == "forwards" else sequences.flip(1)
+            as_read = sequences if direction == "forwards" else sequences.flip(1)
             half = slice(0, layer.units) if direction == "forwards" else slice(layer.units, None)
             units.append(
                 pd.DataFrame(
@@ -177,12 +177,12 @@ def measured(
                         "unit": np.arange(layer.units),
                         "reset": means["reset"][half],
                         "update": means["update"][half],
-                        "memory": memory(layer, mine, settings.back(level)),
+                        "memory": memory(layer, as_read, settings.back(level)),
                         "time_constant": -1 / np.log(means["update"][half]),
                     }
                 )
             )
-            shares.append(old_share_without_reset(layer, mine))
+            shares.append(old_share_without_reset(layer, as_read))
         old_share[level] = float(np.mean(shares))
         for gate in GATES:
             low = np.arange(BINS) / BINS
@@ -203,43 +203,43 @@ def example(network: HierarchicalAttentionNetwork, index: dict[str, int]) -> pd.
     together = [in_one_sentence(plot) for plot in PLOTS]
     of_words = trace(network, [[words] for words, _ in together], index)
     of_sentences = trace(network, [in_sentences(plot) for plot in PLOTS], index)
-    for text, ((words, begins), one, apart) in enumerate(zip(together, of_words, of_sentences, strict=True)):
-        for level, names, start, found in (
-            ("words", words, begins, one["words"]),
+    for text, ((words, begins), joined, apart) in enumerate(zip(together, of_words, of_sentences, strict=True)):
+        for level, names, start, columns in (
+            ("words", words, begins, joined["words"]),
             ("sentences", [" ".join(s) for s in in_sentences(PLOTS[text])], len(PLOTS[text]), apart["sentences"]),
         ):
             for place, name in enumerate(names):
-                values = {column: float(value[place]) for column, value in found.items()}
+                values = {column: float(value[place]) for column, value in columns.items()}
                 rows.append(
                     {"level": level, "text": text, "place": place, "of_phrase": place - start, "word": name} | values
                 )
     return pd.DataFrame(rows)
 
 
-def usual(found: pd.DataFrame, level: str, gate: str) -> pd.Series:
+def usual(rows: pd.DataFrame, level: str, gate: str) -> pd.Series:
     """The mean of a gate over each text's plot, by text."""
-    mine = found[(found["level"] == level) & (found["of_phrase"] < 0) & (found["place"] >= SKIPPED[level])]
-    return mine.groupby("text")[gate].mean()
+    of_plots = rows[(rows["level"] == level) & (rows["of_phrase"] < 0) & (rows["place"] >= SKIPPED[level])]
+    return of_plots.groupby("text")[gate].mean()
 
 
-def at_phrase(found: pd.DataFrame, level: str, gate: str, place: int) -> pd.Series:
+def at_phrase(rows: pd.DataFrame, level: str, gate: str, place: int) -> pd.Series:
     """A gate at one place of the phrase, by text."""
-    return found[(found["level"] == level) & (found["of_phrase"] == place)].set_index("text")[gate]
+    return rows[(rows["level"] == level) & (rows["of_phrase"] == place)].set_index("text")[gate]
 
 
-def correlations(found: dict[int, Found], level: str, gate: str, with_: str) -> list[float]:
+def correlations(by_seed: dict[int, Found], level: str, gate: str, with_: str) -> list[float]:
     """The correlation of each seed."""
-    return [one.correlation(level, gate, with_) for one in found.values()]
+    return [of_seed.correlation(level, gate, with_) for of_seed in by_seed.values()]
 
 
-def judged(found: dict[int, Found]) -> list[dict[str, Any]]:
+def judged(by_seed: dict[int, Found]) -> list[dict[str, Any]]:
     """The four claims, judged together."""
-    seeds = list(found)
-    shares = [one.old_share["words"] for one in found.values()]
-    of_reset = correlations(found, "words", "reset", "memory")
-    of_update = correlations(found, "words", "update", "memory")
-    usually = [usual(one.trace, "words", "reset").to_numpy() for one in found.values()]
-    at_but = [at_phrase(one.trace, "words", "reset", 0).to_numpy() for one in found.values()]
+    seeds = list(by_seed)
+    shares = [of_seed.old_share["words"] for of_seed in by_seed.values()]
+    of_reset = correlations(by_seed, "words", "reset", "memory")
+    of_update = correlations(by_seed, "words", "update", "memory")
+    usually = [usual(of_seed.trace, "words", "reset").to_numpy() for of_seed in by_seed.values()]
+    at_but = [at_phrase(of_seed.trace, "words", "reset", 0).to_numpy() for of_seed in by_seed.values()]
     old, span = mean_interval(shares), mean_interval(of_reset)
     correlation = f"Mean reset gate and memory: Spearman's over units {shown(span)} over {span.n} seeds."
     claims = [
@@ -279,7 +279,7 @@ def judged(found: dict[int, Found]) -> list[dict[str, Any]]:
                 metric="Spearman's correlation",
                 equivalence_margin=CORRELATION_MARGIN,
             ),
-            study_io.measured_seeds(seeds, [-one for one in of_reset]),
+            study_io.measured_seeds(seeds, [-value for value in of_reset]),
             f"{correlation} For the update gate it is {shown(mean_interval(of_update))}.",
         ),
         (
@@ -292,18 +292,18 @@ def judged(found: dict[int, Found]) -> list[dict[str, Any]]:
                 metric="mean reset gate",
             ),
             study_io.measured_items(seeds, usually, at_but, PAIRS),
-            said_of_example(found, usually, at_but),
+            said_of_example(by_seed, usually, at_but),
         ),
     ]
     comparisons, measurements, says = zip(*claims, strict=True)
-    named = {one.name: text for one, text in zip(comparisons, says, strict=True)}
+    named = {comparison.name: text for comparison, text in zip(comparisons, says, strict=True)}
     return study_io.judged(comparisons, measurements, MARGIN, ALPHA, named)
 
 
-def said_of_example(found: dict[int, Found], usually: list[Float64Array], at_but: list[Float64Array]) -> str:
+def said_of_example(by_seed: dict[int, Found], usually: list[Float64Array], at_but: list[Float64Array]) -> str:
     """Return a sentence: how far the reset gate falls at 'but', and what falls furthest in the phrase."""
     fall = paired_interval([float(now.mean() - before.mean()) for before, now in zip(usually, at_but, strict=True)])
-    table = phrase_table(found)
+    table = phrase_table(by_seed)
     words = table[table["level"] == "words"].pivot_table(index=["word", "gate"], columns="seed", values="above_usual")
     word, gate = words.mean(axis=1).idxmin()
     lowest = mean_interval(words.loc[(word, gate)].to_list())
@@ -321,35 +321,38 @@ def between(span: Interval, form: str) -> str:
     return "" if span.low is None else f" [{span.low:{form}}, {span.high:{form}}]"
 
 
-def phrase_table(found: dict[int, Found]) -> pd.DataFrame:
+def phrase_table(by_seed: dict[int, Found]) -> pd.DataFrame:
     """By seed, how far each gate is above what is usual, at each word of the phrase and at the phrase as a sentence."""
     rows = []
-    for seed, one in found.items():
+    for seed, of_seed in by_seed.items():
         for level, names in (("words", PHRASE), ("sentences", (" ".join(PHRASE),))):
             for place, name in enumerate(names):
                 for gate in GATES:
-                    before, now = usual(one.trace, level, gate).mean(), at_phrase(one.trace, level, gate, place).mean()
+                    before, now = (
+                        usual(of_seed.trace, level, gate).mean(),
+                        at_phrase(of_seed.trace, level, gate, place).mean(),
+                    )
                     rows.append((level, name, gate, seed, before, now, now - before))
     return pd.DataFrame(rows, columns=["level", "word", "gate", "seed", "usual", "here", "above_usual"])
 
 
-def over_seeds(found: dict[int, Found]) -> dict[str, Any]:
+def over_seeds(by_seed: dict[int, Found]) -> dict[str, Any]:
     """Return the values beside the claims, each with its interval over seeds."""
-    table = phrase_table(found)
-    units = {seed: one.units for seed, one in found.items()}
+    table = phrase_table(by_seed)
+    units = {seed: of_seed.units for seed, of_seed in by_seed.items()}
 
     def spread(level: str, gate: str) -> dict[str, Any]:
         means = [table[table["level"] == level][gate] for table in units.values()]
         quantiles = {"lowest": 0, "first_decile": 0.1, "median": 0.5, "last_decile": 0.9, "highest": 1}
         named = {
-            name: study_io.interval(mean_interval([float(one.quantile(q)) for one in means]))
+            name: study_io.interval(mean_interval([float(of_seed.quantile(q)) for of_seed in means]))
             for name, q in quantiles.items()
         }
-        return {"mean": study_io.interval(mean_interval([float(one.mean()) for one in means])), "units": named}
+        return {"mean": study_io.interval(mean_interval([float(of_seed.mean()) for of_seed in means])), "units": named}
 
     in_validation = {}
     for gate in GATES:
-        away = np.stack([one.at_words[gate][1:] - one.at_words[gate][0] for one in found.values()])
+        away = np.stack([of_seed.at_words[gate][1:] - of_seed.at_words[gate][0] for of_seed in by_seed.values()])
         in_validation[gate] = {
             word: study_io.interval(mean_interval(column.tolist()))
             for word, column in zip(PHRASE, away.T, strict=True)
@@ -359,22 +362,22 @@ def over_seeds(found: dict[int, Found]) -> dict[str, Any]:
         "gates": {level: {gate: spread(level, gate) for gate in GATES} for level in LEVELS},
         "correlations": {
             level: {
-                f"{gate} with {with_}": study_io.interval(mean_interval(correlations(found, level, gate, with_)))
+                f"{gate} with {with_}": study_io.interval(mean_interval(correlations(by_seed, level, gate, with_)))
                 for gate, with_ in (("reset", "memory"), ("update", "memory"), ("reset", "time_constant"))
             }
             for level in LEVELS
         },
         "old_share_after_a_reset_of_0": {
-            level: study_io.interval(mean_interval([one.old_share[level] for one in found.values()]))
+            level: study_io.interval(mean_interval([of_seed.old_share[level] for of_seed in by_seed.values()]))
             for level in LEVELS
         },
         "above_usual_in_the_example": {
             level: {
                 word: {
-                    gate: study_io.interval(mean_interval(mine[mine["gate"] == gate]["above_usual"].to_list()))
+                    gate: study_io.interval(mean_interval(of_word[of_word["gate"] == gate]["above_usual"].to_list()))
                     for gate in GATES
                 }
-                for word, mine in table[table["level"] == level].groupby("word", sort=False)
+                for word, of_word in table[table["level"] == level].groupby("word", sort=False)
             }
             for level in LEVELS
         },
@@ -386,31 +389,33 @@ def study(settings: Settings, source: TrainedNetworks, device: torch.device) -> 
     """Read the gates of every network and judge the claims; InputError for networks without two levels of GRUs."""
     index = {word: number for number, word in enumerate(read_json(source.prepared.directory / "vocabulary.json"))}
     part = draw_rows(source.prepared, settings.split, settings.documents)
-    found = {}
+    by_seed = {}
     with study_io.quiet_references(device):
         for seed, network in source.networks(device):
             if not readable(network):
                 raise InputError(f"the network of seed {seed} is no hierarchical GRU: give runs of a han")
-            found[seed] = measured(settings, network, part, index)
+            by_seed[seed] = measured(settings, network, part, index)
     words = {word for plot in PLOTS for sentence in plot for word in sentence}
     results = {
         "settings": dataclasses.asdict(settings),
         "kernels": library.kernels(device),
         "data": source.data,
         "documents": len(part.labels),
-        "seeds": list(found),
+        "seeds": list(by_seed),
         **study_io.rule(MARGIN, ALPHA),
         "forgotten_below": FORGOTTEN,
         "closed_below": CLOSED,
         "unknown_words_of_the_example": sorted((words | set(PHRASE)) - set(index)),
-        "claims": judged(found),
-        "over_seeds": over_seeds(found),
+        "claims": judged(by_seed),
+        "over_seeds": over_seeds(by_seed),
     }
     tables = {
-        name: pd.concat([getattr(one, name).assign(seed=seed) for seed, one in found.items()], ignore_index=True)
+        name: pd.concat(
+            [getattr(of_seed, name).assign(seed=seed) for seed, of_seed in by_seed.items()], ignore_index=True
+        )
         for name in ("units", "histograms", "trace")
     }
-    return study_io.Findings(results, tables | {"phrase": phrase_table(found)})
+    return study_io.Findings(results, tables | {"phrase": phrase_table(by_seed)})
 
 
 def draw_figure(folder: Path, path: Path) -> None:
@@ -428,10 +433,10 @@ def draw_figure(folder: Path, path: Path) -> None:
         phrase_panel(figure.add_subplot(grid[1, 2]), tables["phrase"])
 
 
-def histogram_panel(axes: Axes, found: pd.DataFrame, level: str) -> None:
+def histogram_panel(axes: Axes, rows: pd.DataFrame, level: str) -> None:
     """The distribution of each gate: each seed thin, their mean thick."""
     for gate, colour in COLOURS.items():
-        wide = found[(found["level"] == level) & (found["gate"] == gate)].pivot(
+        wide = rows[(rows["level"] == level) & (rows["gate"] == gate)].pivot(
             index="low", columns="seed", values="share"
         )
         middle = wide.index + 0.5 / len(wide)
@@ -441,23 +446,23 @@ def histogram_panel(axes: Axes, found: pd.DataFrame, level: str) -> None:
     axes.set_ylim(bottom=0)
 
 
-def unit_panel(axes: Axes, found: pd.DataFrame) -> None:
+def unit_panel(axes: Axes, rows: pd.DataFrame) -> None:
     """Each unit of the GRU over words: its memory and its mean gates."""
-    mine = found[found["level"] == "words"]
+    of_words = rows[rows["level"] == "words"]
     for gate, colour in COLOURS.items():
-        axes.plot(mine["memory"], mine[gate], "o", color=colour, markersize=2.5, alpha=0.5, markeredgewidth=0)
+        axes.plot(of_words["memory"], of_words[gate], "o", color=colour, markersize=2.5, alpha=0.5, markeredgewidth=0)
     axes.set(ylim=(0, 1), xlabel="memory of a unit (steps)", ylabel="its mean gate", title="units, GRU over words")
     axes.set_xlim(left=0)
 
 
-def trace_panel(axes: Axes, found: pd.DataFrame) -> None:
+def trace_panel(axes: Axes, rows: pd.DataFrame) -> None:
     """The gates over the first plot and the phrase, mean over units; the interval over seeds."""
-    mine = found[(found["level"] == "words") & (found["text"] == 0)]
-    words = mine[mine["seed"] == mine["seed"].iloc[0]]
+    of_text = rows[(rows["level"] == "words") & (rows["text"] == 0)]
+    words = of_text[of_text["seed"] == of_text["seed"].iloc[0]]
     for gate, colour in COLOURS.items():
-        spans = [mean_interval(one[gate].to_list()) for _, one in mine.groupby("place")]
+        spans = [mean_interval(of_place[gate].to_list()) for _, of_place in of_text.groupby("place")]
         study_io.shade(axes, words["place"], spans, colour)
-        axes.plot(words["place"], [one.mean for one in spans], "o-", color=colour, markersize=3, linewidth=1.2)
+        axes.plot(words["place"], [span.mean for span in spans], "o-", color=colour, markersize=3, linewidth=1.2)
     phrase = words[words["of_phrase"].between(0, len(PHRASE) - 1)]["place"]
     axes.axvspan(phrase.min() - 0.5, phrase.max() + 0.5, color="#EEF1F5", linewidth=0)
     axes.set_xticks(words["place"], words["word"], rotation=90, fontsize=7)
@@ -466,20 +471,20 @@ def trace_panel(axes: Axes, found: pd.DataFrame) -> None:
     axes.set(ylabel="mean gate of the units\nthat read forwards", title="the post's example, one of the texts")
 
 
-def phrase_panel(axes: Axes, found: pd.DataFrame) -> None:
+def phrase_panel(axes: Axes, rows: pd.DataFrame) -> None:
     """How far each gate is from what is usual at each word of the phrase, and at the phrase as a sentence."""
-    names = list(dict.fromkeys(found["word"]))
+    names = list(dict.fromkeys(rows["word"]))
     for (gate, colour), shift in zip(COLOURS.items(), (0.15, -0.15), strict=True):
         for place, name in enumerate(names):
-            mine = found[(found["word"] == name) & (found["gate"] == gate)]["above_usual"].to_list()
-            span = mean_interval(mine)
+            values = rows[(rows["word"] == name) & (rows["gate"] == gate)]["above_usual"].to_list()
+            span = mean_interval(values)
             height = len(names) - 1 - place + shift
             if span.low is not None and span.high is not None:
                 axes.plot([span.low, span.high], [height] * 2, color=colour, linewidth=2.5, solid_capstyle="butt")
-            axes.plot(mine, [height] * len(mine), "o", color=GREY, markersize=2, alpha=0.6, markeredgewidth=0)
+            axes.plot(values, [height] * len(values), "o", color=GREY, markersize=2, alpha=0.6, markeredgewidth=0)
             axes.plot([span.mean], [height], "D", color="white", markeredgecolor=colour, markersize=4.5)
     axes.axvline(0, color=INK, linewidth=0.8)
-    shown = [name if found[found["word"] == name]["level"].iloc[0] == "words" else "the sentence" for name in names]
+    shown = [name if rows[rows["word"] == name]["level"].iloc[0] == "words" else "the sentence" for name in names]
     axes.set_yticks(range(len(names)), shown[::-1])
     axes.grid(axis="y", visible=False)
     axes.set(xlabel="gate minus what is usual", title="at the phrase, all texts")

@@ -161,19 +161,21 @@ def alpha_lengths(settings: Settings) -> list[int]:
 def alpha_norms(draw: Draw, matrix: Tensor, length: int) -> dict[str, float]:
     """The Frobenius norm of alpha_T of the first ``length`` inputs: by autograd, in closed form, and as printed."""
     x = draw.x[:length]
-    found = {
+    alphas = {
         "autograd": weight_gradient(draw.inward, matrix, x),
         "closed form": expanded(matrix, x),
         "as printed": as_printed(matrix, x),
     }
-    return {name: float(alpha.norm()) for name, alpha in found.items()}
+    return {name: float(alpha.norm()) for name, alpha in alphas.items()}
 
 
 def summarised(table: pd.DataFrame) -> pd.DataFrame:
     """The median and quartiles over seeds, with n: what the figure is drawn from."""
     grouped = table.groupby(["panel", "curve", "norm", "distance"], sort=False)["value"]
-    found = grouped.quantile([0.25, 0.5, 0.75]).unstack().set_axis(["low_quartile", "median", "high_quartile"], axis=1)
-    return found.assign(n=grouped.size()).reset_index()
+    quartiles = (
+        grouped.quantile([0.25, 0.5, 0.75]).unstack().set_axis(["low_quartile", "median", "high_quartile"], axis=1)
+    )
+    return quartiles.assign(n=grouped.size()).reset_index()
 
 
 class Measured:
@@ -186,18 +188,20 @@ class Measured:
 
     def values(self, panel: str, curve: str, distance: int, norm: str = "spectral") -> Float64Array:
         """Of each seed, in order, float64 [S]."""
-        found: Float64Array = self._indexed.loc[(panel, curve, norm, distance)].sort_values("seed")["value"].to_numpy()
-        return found
+        of_seeds: Float64Array = (
+            self._indexed.loc[(panel, curve, norm, distance)].sort_values("seed")["value"].to_numpy()
+        )
+        return of_seeds
 
     def rate(self, panel: str, curve: str) -> dict[str, Any]:
         """The factor per step by which the spectral norm changes over the further half of the distance: geometric mean
         over seeds with its t interval, corrected for the number of claims."""
         far, near = self.settings.distance, self.settings.distance // 2
         logs = np.log(self.values(panel, curve, far) / self.values(panel, curve, near)) / (far - near)
-        found = corrected_interval(logs)
+        span = corrected_interval(logs)
         return {
-            **study_io.interval(found),
-            **{name: math.exp(getattr(found, name)) for name in ("mean", "low", "high")},
+            **study_io.interval(span),
+            **{name: math.exp(getattr(span, name)) for name in ("mean", "low", "high")},
         }
 
     def curves(self) -> list[tuple[str, str]]:
@@ -205,10 +209,10 @@ class Measured:
         return list(pairs.itertuples(index=False, name=None))
 
 
-def judged(found: Measured) -> list[dict[str, Any]]:
+def judged(measures: Measured) -> list[dict[str, Any]]:
     """The post's sentences, each with what was measured of it and its verdict."""
-    draws = [Draw.of(found.settings, seed) for seed in range(found.settings.seeds)]
-    return [*judged_norms(found, draws), *judged_algebra(found, draws), *judged_gates(found)]
+    draws = [Draw.of(measures.settings, seed) for seed in range(measures.settings.seeds)]
+    return [*judged_norms(measures, draws), *judged_algebra(measures, draws), *judged_gates(measures)]
 
 
 def corrected_interval(values: Sequence[float] | Float64Array) -> Interval:
@@ -216,14 +220,14 @@ def corrected_interval(values: Sequence[float] | Float64Array) -> Interval:
     return mean_interval(values, 1 - ALPHA / CLAIMS)
 
 
-def judged_norms(found: Measured, draws: list[Draw]) -> list[dict[str, Any]]:
+def judged_norms(measures: Measured, draws: list[Draw]) -> list[dict[str, Any]]:
     """Return the claims about the norm of g' U."""
-    rate = {radius: found.rate("linear", f"{radius:g}") for radius in RADII}
+    rate = {radius: measures.rate("linear", f"{radius:g}") for radius in RADII}
     size = {
         radius: corrected_interval([float(torch.linalg.matrix_norm(draw.matrices[radius], 2)) for draw in draws])
         for radius in RADII
     }
-    with_tanh = {drive: found.rate(f"tanh, input {drive:g}", "1.5") for drive in found.settings.drives}
+    with_tanh = {drive: measures.rate(f"tanh, input {drive:g}", "1.5") for drive in measures.settings.drives}
     return [
         claim(
             "simple RNN has a vanishing (explosive) gradient problem",
@@ -232,10 +236,10 @@ def judged_norms(found: Measured, draws: list[Draw]) -> list[dict[str, Any]]:
             else INCONCLUSIVE,
             "With linear g the norm is multiplied by the spectral radius per step. With tanh the slopes press it down: "
             "at spectral radius 1.5 it is multiplied by "
-            + " and ".join(f"{one['mean']:.3f} where W x has deviation {drive:g}" for drive, one in with_tanh.items())
+            + " and ".join(f"{span['mean']:.3f} where W x has deviation {drive:g}" for drive, span in with_tanh.items())
             + ".",
-            linear={f"{radius:g}": one for radius, one in rate.items()},
-            tanh_at_radius_1_5={f"{drive:g}": one for drive, one in with_tanh.items()},
+            linear={f"{radius:g}": span for radius, span in rate.items()},
+            tanh_at_radius_1_5={f"{drive:g}": span for drive, span in with_tanh.items()},
         ),
         claim(
             r"if norm of \partial g U_h is greater than 1 this term will approach infinity",
@@ -257,7 +261,7 @@ def judged_norms(found: Measured, draws: list[Draw]) -> list[dict[str, Any]]:
     ]
 
 
-def judged_algebra(found: Measured, draws: list[Draw]) -> list[dict[str, Any]]:
+def judged_algebra(measures: Measured, draws: list[Draw]) -> list[dict[str, Any]]:
     """The recurrence alpha_t and its expansion."""
     errors = {
         name: corrected_interval([relative_error(draw, 0.9, form) for draw in draws])
@@ -266,9 +270,9 @@ def judged_algebra(found: Measured, draws: list[Draw]) -> list[dict[str, Any]]:
     exponents = {
         name: corrected_interval([first_state_error(draw, 0.9, lost) for draw in draws]) for name, lost in LOST
     }
-    *_, near, far = alpha_lengths(found.settings)
+    *_, near, far = alpha_lengths(measures.settings)
     whole = corrected_interval(
-        found.values("alpha", "0.5", far, "autograd") / found.values("alpha", "0.5", near, "autograd")
+        measures.values("alpha", "0.5", far, "autograd") / measures.values("alpha", "0.5", near, "autograd")
     )
     return [
         claim(
@@ -300,13 +304,13 @@ def judged_algebra(found: Measured, draws: list[Draw]) -> list[dict[str, Any]]:
     ]
 
 
-def judged_gates(found: Measured) -> list[dict[str, Any]]:
+def judged_gates(measures: Measured) -> list[dict[str, Any]]:
     """Return the claims about the gates before anything is learnt."""
-    far, most = found.settings.distance, f"bias + {UPDATE_BIASES[-1]:g}"
-    kept = found.values("update gate", "z = 1", far)
-    drawn, pressed = found.rate("update gate", "as initialised"), found.rate("update gate", most)
-    gru = found.values("cells", "gru", far)
-    further = np.log10(gru) - np.log10(found.values("cells", "rnn", far))
+    far, most = measures.settings.distance, f"bias + {UPDATE_BIASES[-1]:g}"
+    kept = measures.values("update gate", "z = 1", far)
+    drawn, pressed = measures.rate("update gate", "as initialised"), measures.rate("update gate", most)
+    gru = measures.values("cells", "gru", far)
+    further = np.log10(gru) - np.log10(measures.values("cells", "rnn", far))
     return [
         claim(
             "The update gate allows us to retain all previous information by setting all elements of z_t to 1 [...] In "
@@ -367,22 +371,22 @@ def claim(sentence: str, verdict: str, says: str, narrowed: str | None = None, *
 
 def study(settings: Settings, source: None, device: torch.device) -> study_io.Findings:
     """Measure and judge, on the CPU in one thread."""
-    found = Measured(settings)
-    closest = found.table.pivot_table(index=["panel", "curve", "seed", "distance"], columns="norm", values="value")
+    measures = Measured(settings)
+    closest = measures.table.pivot_table(index=["panel", "curve", "seed", "distance"], columns="norm", values="value")
     linear = closest.loc["linear"]
     results = {
         "settings": dataclasses.asdict(settings),
         "confidence": 1 - ALPHA / CLAIMS,
-        "claims": judged(found),
+        "claims": judged(measures),
         "rate_per_step": {
-            panel: {curve: found.rate(panel, curve) for one, curve in found.curves() if one == panel}
-            for panel, _ in found.curves()
+            panel: {curve: measures.rate(panel, curve) for its_panel, curve in measures.curves() if its_panel == panel}
+            for panel, _ in measures.curves()
         },
         "closed_form_from_autograd": {
             norm: float((linear[f"closed {norm}"] / linear[norm] - 1).abs().max()) for norm in ("spectral", "frobenius")
         },
     }
-    return study_io.Findings(results, {"curves": summarised(found.table)})
+    return study_io.Findings(results, {"curves": summarised(measures.table)})
 
 
 # One scale for all panels: what leaves it has vanished or exploded.
@@ -417,13 +421,13 @@ def decay_panel(axes: Axes, table: pd.DataFrame) -> None:
     colours = (
         [study_io.CELL_COLOURS[curve] for curve, _ in curves] if curves[0][0] in study_io.CELL_COLOURS else COLOURS
     )
-    for colour, (curve, mine) in zip(colours, curves, strict=False):
-        line = mine[mine["norm"] == "spectral"]
+    for colour, (curve, rows) in zip(colours, curves, strict=False):
+        line = rows[rows["norm"] == "spectral"]
         axes.fill_between(
             line["distance"], line["low_quartile"], line["high_quartile"], color=colour, alpha=0.18, linewidth=0
         )
         axes.plot(line["distance"], line["median"], color=colour, linewidth=1.6, label=curve)
-        closed = mine[mine["norm"] == "closed spectral"].iloc[::10]
+        closed = rows[rows["norm"] == "closed spectral"].iloc[::10]
         axes.plot(closed["distance"], closed["median"], "o", color=colour, markersize=3)
     name = table["panel"].iloc[0]
     if name == "linear":
@@ -439,8 +443,8 @@ def decay_panel(axes: Axes, table: pd.DataFrame) -> None:
 
 def alpha_panel(axes: Axes, table: pd.DataFrame) -> None:
     """The norm of dh_T/dW: by autograd, in closed form, and with the factor dropped as printed."""
-    for colour, (curve, mine) in zip((BLUE, ORANGE, VERMILLION), table.groupby("curve", sort=False), strict=True):
-        wide = mine.pivot(index="distance", columns="norm", values="median")
+    for colour, (curve, rows) in zip((BLUE, ORANGE, VERMILLION), table.groupby("curve", sort=False), strict=True):
+        wide = rows.pivot(index="distance", columns="norm", values="median")
         axes.plot(wide.index, wide["autograd"], color=colour, linewidth=1.6, label=curve)
         axes.plot(wide.index, wide["closed form"], "o", color=colour, markersize=3)
         axes.plot(wide.index, wide["as printed"], color=colour, linewidth=1.2, linestyle=(0, (3, 2)))

@@ -59,16 +59,16 @@ def jacobians(network: Network, x: Tensor, units: int) -> Tensor:
     """
     rows = x.expand(units, *x.shape)
     states = network(rows, x.new_zeros(units, units, requires_grad=True))
-    found = torch.autograd.grad(states[-1].diagonal().sum(), states)
-    return torch.stack(found[::-1])
+    gradients = torch.autograd.grad(states[-1].diagonal().sum(), states)
+    return torch.stack(gradients[::-1])
 
 
 def powers(matrix: Tensor, count: int) -> Tensor:
     """U^0, U^1, ..., U^count, [count + 1, H, H]: dh_T/dh_t in closed form where g is linear."""
-    found = [torch.eye(len(matrix), dtype=matrix.dtype)]
+    products = [torch.eye(len(matrix), dtype=matrix.dtype)]
     for _ in range(count):
-        found.append(matrix @ found[-1])
-    return torch.stack(found)
+        products.append(matrix @ products[-1])
+    return torch.stack(products)
 
 
 def weight_gradient(inward: Tensor, matrix: Tensor, x: Tensor) -> Tensor:

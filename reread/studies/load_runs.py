@@ -59,7 +59,7 @@ def trained_networks(runs: Sequence[RunFolder]) -> TrainedNetworks:
 
     Their data must be texts with one label each.
     """
-    found: dict[int, RunFolder] = {}
+    by_seed: dict[int, RunFolder] = {}
     for run in runs:
         run.require_result()
         first = runs[0].job
@@ -69,10 +69,10 @@ def trained_networks(runs: Sequence[RunFolder]) -> TrainedNetworks:
                     f"run {run.key} has {part} {run.job[part]}, {runs[0].key} has {first[part]}: "
                     "give the runs of one variant"
                 )
-        if run.job["seed"] in found:
+        if run.job["seed"] in by_seed:
             raise InputError(f"run {run.key} has seed {run.job['seed']}, as another run has: give each seed once")
-        found[run.job["seed"]] = run
-    return TrainedNetworks(dict(sorted(found.items())), open_text(Path(runs[0].job["prepared"])))
+        by_seed[run.job["seed"]] = run
+    return TrainedNetworks(dict(sorted(by_seed.items())), open_text(Path(runs[0].job["prepared"])))
 
 
 def networks_of_variant(plan: Plan) -> TrainedNetworks:

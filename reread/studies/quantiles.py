@@ -52,11 +52,11 @@ DEBUG = Settings()
 
 def knee(accuracy: Mapping[float, Sequence[float]], margin: float) -> tuple[float, float]:
     """Return the knee and the best quantile of each quantile's validation accuracies, seeds in the same order."""
-    best = max(sorted(accuracy), key=lambda one: np.mean(accuracy[one]))
-    for one in sorted(accuracy):
-        loss = mean_interval((np.array(accuracy[best]) - np.array(accuracy[one])).tolist())
+    best = max(sorted(accuracy), key=lambda candidate: np.mean(accuracy[candidate]))
+    for quantile in sorted(accuracy):
+        loss = mean_interval((np.array(accuracy[best]) - np.array(accuracy[quantile])).tolist())
         if loss.mean < margin and loss.below(margin):
-            return one, best
+            return quantile, best
     return best, best
 
 
@@ -65,16 +65,16 @@ def quantiles_of(source: EvaluatedExperiment) -> dict[str, float]:
 
     InputError unless variants differ in the quantile, the same for words and sentences, and the learning rate alone.
     """
-    found: dict[str, float] = {}
+    by_variant: dict[str, float] = {}
     first: dict[str, Any] | None = None
     for name, variant in source.plan.variants.items():
         preprocessing, training = dict(variant.preprocessing), dict(variant.training)
         quantiles = preprocessing.pop("length_quantile", None)
         if quantiles is None or quantiles["words"] != quantiles["sentences"]:
             raise InputError(f"variant '{name}' has no length_quantile that is the same for words and sentences")
-        if quantiles["words"] in found.values():
+        if quantiles["words"] in by_variant.values():
             raise InputError(f"variant '{name}' has the length_quantile of another variant: give each its own")
-        found[name] = quantiles["words"]
+        by_variant[name] = quantiles["words"]
         del training["learning_rate"]
         rest = {
             "model": variant.model,
@@ -87,38 +87,38 @@ def quantiles_of(source: EvaluatedExperiment) -> dict[str, float]:
         for part, value in rest.items():
             if value != first[part]:
                 raise InputError(
-                    f"variant '{name}' has another {part} than '{next(iter(found))}': "
+                    f"variant '{name}' has another {part} than '{next(iter(by_variant))}': "
                     "let variants differ in length_quantile and learning_rate alone"
                 )
-    return dict(sorted(found.items(), key=lambda one: one[1]))
+    return dict(sorted(by_variant.items(), key=lambda item: item[1]))
 
 
 def kept(description: Mapping[str, Any]) -> dict[str, float]:
     """Return of each split the share of its words that is kept, of its documents that are whole, and of the places
     that are padding where every document is padded to the truncated lengths."""
     words, sentences = (description["lengths"][level]["kept"] for level in ("words", "sentences"))
-    found = {}
+    shares = {}
     for split in SPLITS:
         counts = description["cut"][split]
         places = counts["documents"] * words * sentences
-        found[f"{split}_words_kept"] = counts["words_kept_share"]
-        found[f"{split}_documents_whole"] = 1 - counts["documents_cut_share"]
-        found[f"{split}_padding"] = 1 - (counts["words"] - counts["words_dropped"]) / places
-    return found
+        shares[f"{split}_words_kept"] = counts["words_kept_share"]
+        shares[f"{split}_documents_whole"] = 1 - counts["documents_cut_share"]
+        shares[f"{split}_padding"] = 1 - (counts["words"] - counts["words_dropped"]) / places
+    return shares
 
 
 def study(settings: Settings, source: EvaluatedExperiment, device: torch.device) -> study_io.Findings:
     """Choose the knee and put accuracies beside what is kept; the verdicts are those of the experiment's report."""
     quantiles = quantiles_of(source)
-    accuracy = {one: source.scores(name, "validation", METRIC) for name, one in quantiles.items()}
+    accuracy = {quantile: source.scores(name, "validation", METRIC) for name, quantile in quantiles.items()}
     chosen, best = knee(accuracy, source.plan.equivalence_margin)
     rows = []
-    for name, one in quantiles.items():
+    for name, quantile in quantiles.items():
         description = source.descriptions[name]
         row = {
             "data": source.data,
             "variant": name,
-            "quantile": one,
+            "quantile": quantile,
             "kept_words": description["lengths"]["words"]["kept"],
             "kept_sentences": description["lengths"]["sentences"]["kept"],
             **kept(description),
@@ -127,7 +127,7 @@ def study(settings: Settings, source: EvaluatedExperiment, device: torch.device)
         for split in source.plan.splits:
             span = mean_interval(source.scores(name, split, METRIC))
             row |= {f"{split}_accuracy": span.mean, f"{split}_low": span.low, f"{split}_high": span.high}
-        rows.append(row | {"knee": one == chosen, "best": one == best})
+        rows.append(row | {"knee": quantile == chosen, "best": quantile == best})
     results = {
         "settings": dataclasses.asdict(settings),
         "data": source.data,
@@ -143,39 +143,39 @@ def study(settings: Settings, source: EvaluatedExperiment, device: torch.device)
 
 def draw_figure(folder: Path, path: Path) -> None:
     """figure.png from truncation.csv: accuracy, and what is kept."""
-    found = pd.read_csv(folder / "truncation.csv")
+    table = pd.read_csv(folder / "truncation.csv")
     with picture(path, 9, 3.6) as figure:
         first, second = figure.subplots(1, 2)
-        accuracy_panel(first, found)
-        share_panel(second, found)
+        accuracy_panel(first, table)
+        share_panel(second, table)
         for axes in (first, second):
-            axes.set_xticks(range(len(found)), [f"{one:g}" for one in found["quantile"]])
+            axes.set_xticks(range(len(table)), [f"{quantile:g}" for quantile in table["quantile"]])
             axes.set_xlabel("quantile")
-        figure.suptitle(str(found["data"].iloc[0]))
+        figure.suptitle(str(table["data"].iloc[0]))
 
 
-def accuracy_panel(axes: Axes, found: pd.DataFrame) -> None:
+def accuracy_panel(axes: Axes, table: pd.DataFrame) -> None:
     """Draw the splits with their intervals over seeds, and mark the knee."""
-    places = np.arange(len(found))
+    places = np.arange(len(table))
     for split, colour, shift in (("validation", SKY, -0.06), ("test", BLUE, 0.06)):
-        if f"{split}_accuracy" not in found:
+        if f"{split}_accuracy" not in table:
             continue
-        low, high = found[f"{split}_low"], found[f"{split}_high"]
+        low, high = table[f"{split}_low"], table[f"{split}_high"]
         if low.notna().all():
             axes.vlines(places + shift, low, high, color=colour, linewidth=2)
-        axes.plot(places + shift, found[f"{split}_accuracy"], "o-", color=colour, markersize=4, label=split)
-    axes.axvline(found["knee"].to_numpy().argmax(), color=ORANGE, linewidth=6, alpha=0.3, zorder=0, label="knee")
+        axes.plot(places + shift, table[f"{split}_accuracy"], "o-", color=colour, markersize=4, label=split)
+    axes.axvline(table["knee"].to_numpy().argmax(), color=ORANGE, linewidth=6, alpha=0.3, zorder=0, label="knee")
     axes.set_title("accuracy")
     axes.legend(fontsize=7)
 
 
-def share_panel(axes: Axes, found: pd.DataFrame) -> None:
+def share_panel(axes: Axes, table: pd.DataFrame) -> None:
     """Draw the shares of the training split that are kept, and that are padding."""
     for column, colour, label in (
         ("train_words_kept", BLUE, "words kept"),
         ("train_documents_whole", ORANGE, "documents whole"),
         ("train_padding", VERMILLION, "padding, if padded to the truncated lengths"),
     ):
-        axes.plot(range(len(found)), found[column], "o-", color=colour, markersize=4, label=label)
+        axes.plot(range(len(table)), table[column], "o-", color=colour, markersize=4, label=label)
     axes.set(ylim=(0, 1.02), title="shares")
     axes.legend(fontsize=7)

@@ -107,13 +107,13 @@ def quiet_references(device: torch.device) -> Iterator[None]:
 
 def shade(axes: Axes, x: Any, spans: Sequence[Interval], colour: str) -> None:
     """Shade the intervals ``spans`` at ``x``; one seed has none."""
-    low, high = np.array([(one.low, one.high) for one in spans], np.float64).T
+    low, high = np.array([(span.low, span.high) for span in spans], np.float64).T
     axes.fill_between(x, low, high, color=colour, alpha=0.18, linewidth=0)
 
 
-def interval(found: Interval) -> dict[str, Any]:
+def interval(span: Interval) -> dict[str, Any]:
     """Return an interval as JSON values."""
-    return dataclasses.asdict(found)
+    return dataclasses.asdict(span)
 
 
 def measured_items(seeds: Sequence[int], treatment: Scores, control: Scores, kind: str) -> Measured:
@@ -122,12 +122,14 @@ def measured_items(seeds: Sequence[int], treatment: Scores, control: Scores, kin
     kind: reread.verdicts.rule.NETWORKS, or PAIRS of the same networks read in two ways. A side that scores exactly 1 on
     every item of every seed is flagged.
     """
-    first, second = (Side([float(one.mean()) for one in side], list(seeds)) for side in (treatment, control))
-    items = item_spread_of([mean_of(one) for one in treatment], [mean_of(one) for one in control], len(treatment[0]))
+    first, second = (Side([float(of_seed.mean()) for of_seed in side], list(seeds)) for side in (treatment, control))
+    items = item_spread_of(
+        [mean_of(of_seed) for of_seed in treatment], [mean_of(of_seed) for of_seed in control], len(treatment[0])
+    )
     flags = [
         f"The {side} scores exactly 1 on every seed."
         for side, scores in (("treatment", treatment), ("control", control))
-        if all((one == 1).all() for one in scores)
+        if all((of_seed == 1).all() for of_seed in scores)
     ]
     return Measured(kind, first, second, items, flags)
 
@@ -150,13 +152,13 @@ def judged(
     """
     return [
         {
-            "sentence": one.comparison.source,
-            "claim": one.comparison.claim,
-            "verdict": one.verdict,
-            "says": (says or {}).get(one.comparison.name, one.sentence),
-            "measured": one.as_dict(),
+            "sentence": judgement.comparison.source,
+            "claim": judgement.comparison.claim,
+            "verdict": judgement.verdict,
+            "says": (says or {}).get(judgement.comparison.name, judgement.sentence),
+            "measured": judgement.as_dict(),
         }
-        for one in judge(comparisons, measured, margin, alpha)
+        for judgement in judge(comparisons, measured, margin, alpha)
     ]
 
 
@@ -169,17 +171,17 @@ def claims(verdicts: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Return the claims of a study that are an experiment's own ``verdicts``."""
     return [
         {
-            "sentence": one["source"],
-            "claim": one["claim"],
-            "verdict": one["verdict"],
-            "says": one["sentence"],
-            "measured": dict(one),
+            "sentence": verdict["source"],
+            "claim": verdict["claim"],
+            "verdict": verdict["verdict"],
+            "says": verdict["sentence"],
+            "measured": dict(verdict),
         }
-        for one in verdicts
+        for verdict in verdicts
     ]
 
 
 def summary(results: Mapping[str, Any], place: Path) -> str:
     """Return what a study prints: the verdict of each claim, and the folder of its evidence."""
-    lines = [f"{one['verdict']}: {one['claim']}\n    {one['says']}" for one in results.get("claims", [])]
+    lines = [f"{claim['verdict']}: {claim['claim']}\n    {claim['says']}" for claim in results.get("claims", [])]
     return "\n".join([*lines, f"evidence: {place}"])

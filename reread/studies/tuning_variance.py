@@ -64,7 +64,7 @@ def choices_by_seed(folder: Path) -> dict[int, dict[str, Choice]]:
     """
     again = f"run `reread run --experiment {folder.name}` again"
     trials = read_object(whole(folder / METRICS, again), "variants")["variants"].values()
-    seeds = sorted(set.intersection(*(set(map(int, one["seeds"])) for one in trials)))
+    seeds = sorted(set.intersection(*(set(map(int, trial["seeds"])) for trial in trials)))
     if len(seeds) < LEAST_TUNINGS:
         raise InputError(
             f"{folder} has fewer than {LEAST_TUNINGS} seeds that all its trials share ({seeds or 'none'}): "
@@ -75,12 +75,16 @@ def choices_by_seed(folder: Path) -> dict[int, dict[str, Choice]]:
 
 def overrides_of(source: EvaluatedExperiment, chosen: Mapping[str, Choice]) -> list[str]:
     """Return the overrides by which each variant of the experiment trains with its choice; none of what it has."""
-    found = []
+    overrides = []
     for name in contradictions(source.plan, chosen):
         settings = chosen[name].chosen
         here = trained_with(source.plan, name, settings) or {}
-        found += [f"variants.{name}.{one}={flow(value)}" for one, value in settings.items() if here.get(one) != value]
-    return found
+        overrides += [
+            f"variants.{name}.{setting}={flow(value)}"
+            for setting, value in settings.items()
+            if here.get(setting) != value
+        ]
+    return overrides
 
 
 def tuned_experiments(
@@ -94,7 +98,7 @@ def tuned_experiments(
     if plan.trials:
         raise InputError(f"experiment '{plan.name}' has a grid of its own: give an experiment that a tuning tunes")
     folders = evidence_folders(plan)
-    folder = next((one for one in folders if (one / PLAN).is_file()), None)
+    folder = next((candidate for candidate in folders if (candidate / PLAN).is_file()), None)
     if folder is None:
         raise InputError(f"experiment '{plan.name}' has no tuning in {' or '.join(map(str, folders))}")
     chosen, evaluated, missing = choices_by_seed(folder), {}, []
@@ -127,7 +131,7 @@ def with_tuning(verdict: Mapping[str, Any], differences: Sequence[float]) -> tup
     own = verdict["interval"]
     if own["low"] is None or own["high"] is None:
         raise InputError(f"comparison '{verdict['name']}' has no interval: train more seeds")
-    parts = [of_seeds(np.array(one)) for one in (*scores, differences)]
+    parts = [of_seeds(np.array(values)) for values in (*scores, differences)]
     low, high = Student(mean, parts, items).ends(1 - verdict["interval_level"]) or (own["low"], own["high"])
     return mean, min(low, own["low"]), max(high, own["high"])
 
@@ -151,17 +155,20 @@ def study(settings: Settings, source: EvaluatedExperiment, device: torch.device)
         for name, choice in by_variant.items()
         if (words := settings_of(evaluated[seed].plan, name, choice))
     ]
-    judged = {seed: {one["name"]: one for one in experiment.verdicts} for seed, experiment in evaluated.items()}
+    judged = {
+        seed: {judgement["name"]: judgement for judgement in experiment.verdicts}
+        for seed, experiment in evaluated.items()
+    }
     differences, intervals = [], []
     for verdict in source.verdicts:
         name = verdict["name"]
-        found = []
+        of_tunings = []
         for seed, by_name in judged.items():
-            one = by_name[name]
-            means = {side: float(np.mean(one["scores"][side])) for side in SIDES}
-            differences.append({"comparison": name, "tuning_seed": seed, **means, "difference": one["mean"]})
-            found.append(one["mean"])
-        mean, low, high = with_tuning(verdict, found)
+            tuned = by_name[name]
+            means = {side: float(np.mean(tuned["scores"][side])) for side in SIDES}
+            differences.append({"comparison": name, "tuning_seed": seed, **means, "difference": tuned["mean"]})
+            of_tunings.append(tuned["mean"])
+        mean, low, high = with_tuning(verdict, of_tunings)
         intervals.append(
             {
                 "comparison": name,
@@ -171,7 +178,7 @@ def study(settings: Settings, source: EvaluatedExperiment, device: torch.device)
                 "difference": verdict["mean"],
                 "low": verdict["interval"]["low"],
                 "high": verdict["interval"]["high"],
-                "deviation_of_tunings": float(np.std(found, ddof=1)),
+                "deviation_of_tunings": float(np.std(of_tunings, ddof=1)),
                 "mean_of_tunings": mean,
                 "low_with_tuning": low,
                 "high_with_tuning": high,
@@ -183,7 +190,8 @@ def study(settings: Settings, source: EvaluatedExperiment, device: torch.device)
         "data": list(source.plan.data),
         "seeds": list(source.plan.seeds),
         "tunings": {
-            str(seed): {"plan": one.plan.key, "overrides": list(one.plan.overrides)} for seed, one in evaluated.items()
+            str(seed): {"plan": experiment.plan.key, "overrides": list(experiment.plan.overrides)}
+            for seed, experiment in evaluated.items()
         },
         **study_io.rule(source.plan.equivalence_margin, source.plan.alpha),
         "claims": study_io.claims(source.verdicts),
@@ -216,8 +224,8 @@ def draw_figure(folder: Path, path: Path) -> None:
             for shift, low, high, mean, colour, label in spans:
                 axes.plot([low, high], [place + shift] * 2, color=colour, linewidth=2, label=label if last else None)
                 axes.plot(mean, place + shift, "o", color=colour, markersize=5)
-            each = differences.loc[differences["comparison"] == row.comparison, "difference"]
-            axes.plot(each, [place] * len(each), "|", color=GREY, markersize=9, label="a tuning" if last else None)
+            points = differences.loc[differences["comparison"] == row.comparison, "difference"]
+            axes.plot(points, [place] * len(points), "|", color=GREY, markersize=9, label="a tuning" if last else None)
             axes.plot([-row.margin, row.margin], [place - 0.35] * 2, color=GREY, linewidth=1, linestyle=":")
         axes.axvline(0, color=GREY, linewidth=1)
         axes.set_yticks(range(len(intervals)), list(intervals["comparison"]))

@@ -36,7 +36,7 @@ def gradient_times_input(network: "models.Network", prepared: Prepared) -> Float
     It is the word vector times the gradient with respect to it (Shrikumar et al. 2016, arXiv 1605.01713).
     """
     device = next(network.parameters()).device
-    found, vectors = np.empty(len(prepared.arrays["tokens"])), []
+    of_words, vectors = np.empty(len(prepared.arrays["tokens"])), []
     word_counts = np.asarray(prepared.arrays["word_counts"])
     hook = network.embedding.register_forward_hook(lambda module, given, out: vectors.append(out))
     try:
@@ -48,7 +48,7 @@ def gradient_times_input(network: "models.Network", prepared: Prepared) -> Float
             if scores.ndim == 2:
                 # The network has laid its words out in rows, one per sentence.
                 scores = scores[np.arange(scores.shape[1]) < word_counts[rows].reshape(-1, 1)]
-            found[places] = scores[: len(places)]
+            of_words[places] = scores[: len(places)]
     finally:
         hook.remove()
-    return found
+    return of_words

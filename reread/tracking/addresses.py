@@ -33,7 +33,7 @@ def correct_addresses(database: Path) -> None:
     """Write the place of each experiment's artifacts to ``database`` where the project's folder is another one now."""
     with contextlib.closing(sqlite3.connect(database, timeout=60)) as connection:
         addresses = [address for (address,) in connection.execute("SELECT artifact_location FROM experiments")]
-        now = {one: place_now(one, database.parent).as_uri() for one in addresses if one.startswith("file:")}
+        now = {old: place_now(old, database.parent).as_uri() for old in addresses if old.startswith("file:")}
         with connection:
             for old, new in ((old, new) for old, new in now.items() if new != old):
                 for table, column in COLUMNS:

@@ -23,7 +23,9 @@ class BaselinePredictor(Predictor):
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
         name = read_json(folder / SERVED)["baseline"]
-        (baseline,) = (one for one in kinds.kind(self.description["kind"]).baselines if one.name == name)
+        (baseline,) = (
+            candidate for candidate in kinds.kind(self.description["kind"]).baselines if candidate.name == name
+        )
         assert baseline.serve, f"{name} is not served"
         self.classes, self.task = self.description["classes"], self.description["task"]
         self.probabilities = kinds.load(baseline.serve)(load_file(folder / STATE), len(self.classes), self.task)

@@ -71,7 +71,7 @@ def connect(root: Path = Path()) -> "MlflowClient":
                 correct_addresses(root / DATABASE)
         except (MlflowException, SQLAlchemyError, sqlite3.Error) as error:
             reason = str(error).splitlines()[0].rstrip(".")
-            full = any(one in reason for one in FULL_DISK)
+            full = any(message in reason for message in FULL_DISK)
             mend = "Make room on the disk" if full else "Move that file away: finished runs are logged again"
             if uri.startswith(("http://", "https://")):
                 mend = "Check it and, where it asks for a password, MLFLOW_TRACKING_TOKEN"

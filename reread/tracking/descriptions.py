@@ -91,7 +91,7 @@ class Results:
 
     def note(self, links: str) -> str:
         """Return the description of the experiment: its title and its claims with their verdicts."""
-        lines = [f"- **{one['verdict']}**: {one['claim']} {one['sentence']}" for one in self.verdicts]
+        lines = [f"- **{verdict['verdict']}**: {verdict['claim']} {verdict['sentence']}" for verdict in self.verdicts]
         title = self.plan["title"]
         return "\n".join(
             [
@@ -115,10 +115,12 @@ class Results:
         from reread.goals import metric_title
 
         about = self.metrics["variants"][variant]
-        found = about[self.split][about["score"]]
-        shown = number(found["mean"]) if found["low"] is None else f"{number(found['mean'])} {interval(found)}"
+        result = about[self.split][about["score"]]
+        shown = number(result["mean"]) if result["low"] is None else f"{number(result['mean'])} {interval(result)}"
         judged = [
-            f"{one['verdict']} (against {one['control']})" for one in self.verdicts if one["treatment"] == variant
+            f"{verdict['verdict']} (against {verdict['control']})"
+            for verdict in self.verdicts
+            if verdict["treatment"] == variant
         ]
         folds = self.plan.get("folds")
         rows = (

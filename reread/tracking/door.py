@@ -57,8 +57,8 @@ class Door:
         return None
 
     def _is_own(self, host: str, address: str) -> bool:
-        found = HOST.fullmatch(host)
-        return found is not None and found[1].strip("[]") in self.names | {address}
+        match = HOST.fullmatch(host)
+        return match is not None and match[1].strip("[]") in self.names | {address}
 
 
 def _is_of_another_page(headers: Headers, host: str) -> bool:

@@ -32,20 +32,20 @@ def read_if_exists(path: Path) -> dict[str, Any]:
 
 def flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
     """Join nested names by dots and write values as text. Leave None out; replace what MLflow refuses in names by _."""
-    found: dict[str, str] = {}
+    texts: dict[str, str] = {}
     for key, value in values.items():
         if isinstance(value, Mapping):
-            found |= flat(value, f"{prefix}{key}.")
+            texts |= flat(value, f"{prefix}{key}.")
         elif value is not None:
-            found[REFUSED.sub("_", f"{prefix}{key}")] = value if isinstance(value, str) else json.dumps(value)
-    return found
+            texts[REFUSED.sub("_", f"{prefix}{key}")] = value if isinstance(value, str) else json.dumps(value)
+    return texts
 
 
 def environment_tags(tags: Mapping[str, str], folder: RunFolder) -> dict[str, Any]:
     """Return a run's environment as tags; its commit once, under the name that it has in ``tags``."""
-    found = dict(folder.environment)
-    of_git = {f"git.{name}": found.pop(f"git_{name}", None) for name in ("commit", "dirty")}
-    return found | {name: value for name, value in of_git.items() if name not in tags}
+    environment = dict(folder.environment)
+    of_git = {f"git.{name}": environment.pop(f"git_{name}", None) for name in ("commit", "dirty")}
+    return environment | {name: value for name, value in of_git.items() if name not in tags}
 
 
 def variant_parameters(job: Job, description: Mapping[str, Any]) -> dict[str, str]:
@@ -68,8 +68,8 @@ def _numbers(values: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
     """Yield the numbers of a result and of the mappings in it, names joined by a dot, without counts of rows."""
     for key, value in values.items():
         if isinstance(value, Mapping):
-            inner = ((f"{key}.{name}", one) for name, one in value.items() if name != "rows")
-            yield from ((name, one) for name, one in inner if isinstance(one, int | float))
+            inner = ((f"{key}.{name}", part) for name, part in value.items() if name != "rows")
+            yield from ((name, number) for name, number in inner if isinstance(number, int | float))
         elif isinstance(value, int | float):
             yield key, value
 

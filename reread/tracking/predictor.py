@@ -45,20 +45,21 @@ class Predictor(ABC):
         parts = [self.answer(part, attention) for part in self.reader.parts(rows)]
         if not parts:
             return self.answer(self.reader.blank(), attention).iloc[:0]
-        found = pd.concat(parts, ignore_index=True)
+        table = pd.concat(parts, ignore_index=True)
         if self.threshold is not None:
             likely = [
-                {name: one for name, one in row.items() if one >= self.threshold} for row in found["probabilities"]
+                {name: probability for name, probability in row.items() if probability >= self.threshold}
+                for row in table["probabilities"]
             ]
-            found["label"], found["probability"] = [list(row) for row in likely], [list(row.values()) for row in likely]
+            table["label"], table["probability"] = [list(row) for row in likely], [list(row.values()) for row in likely]
         if self.temperature is not None:
-            rows = [list(row.values()) for row in found["probabilities"]]
+            rows = [list(row.values()) for row in table["probabilities"]]
             scaled = tempered(rows, self.temperature)
-            found["probability"] = scaled.max(axis=1)
-            found["probabilities"] = [
+            table["probability"] = scaled.max(axis=1)
+            table["probabilities"] = [
                 dict(zip(self.description["classes"], row, strict=True)) for row in scaled.tolist()
             ]
-        return found
+        return table
 
     @abstractmethod
     def answer(self, rows: Sequence[Any], attention: bool) -> pd.DataFrame:

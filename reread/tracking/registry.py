@@ -184,9 +184,9 @@ def _register(
 
     client = tracking.client
     versions = client.search_model_versions(f"name = '{name}' AND tags.run_key = '{identity['run_key']}'")
-    found = [version for version in versions if identity.items() <= version.tags.items()]
-    if found:
-        version = str(found[0].version)
+    matching = [version for version in versions if identity.items() <= version.tags.items()]
+    if matching:
+        version = str(matching[0].version)
     else:
         model_id = _log_package(client, run, package, card)
         if parent := run.data.tags.get("mlflow.parentRunId"):
@@ -207,7 +207,7 @@ def _register(
     )
     claim = {**tags, "experiment": client.get_experiment(run.info.experiment_id).name}
     # Where two experiments share the run, the version stays that of the one with more evidence.
-    if not found or not _outranks(tracking, found[0].tags, claim, ties=True):
+    if not matching or not _outranks(tracking, matching[0].tags, claim, ties=True):
         for key, value in claim.items():
             client.set_model_version_tag(name, version, key, value)
     return version
@@ -305,15 +305,15 @@ def load_model(
     if variant is not None and version is not None:
         raise InputError(f"variant '{variant}' and version {version} are given: choose one")
     chosen = _choose(registered_model(data, root), variant, version)
-    which = f"{chosen.name} version {chosen.version}"
+    title = f"{chosen.name} version {chosen.version}"
     try:
         artifacts = files(chosen, root) / "artifacts"
         artifact = NETWORK if (artifacts / NETWORK).is_dir() else BASELINE
         description = read_json(artifacts / artifact / DESCRIPTION)
-        what, source = _what_and_source(artifacts / artifact, description)
+        packed, source = _what_and_source(artifacts / artifact, description)
         if source != chosen.tags.get("source"):
             raise models.SourceChanged(
-                f"{which}: the code of {what} or of what serves it has changed since it was "
+                f"{title}: the code of {packed} or of what serves it has changed since it was "
                 f"registered; serve it by `mlflow models serve -m models:/{chosen.name}/{chosen.version} "
                 "--env-manager local`, which uses the code kept with it, or run its experiment again, which registers "
                 "a new version"
@@ -322,7 +322,7 @@ def load_model(
     except models.SourceChanged:
         raise
     except (OSError, ValueError) as error:
-        raise InputError(f"{which} does not load ({str(error).splitlines()[0]}): choose another version") from None
+        raise InputError(f"{title} does not load ({str(error).splitlines()[0]}): choose another version") from None
     variant = chosen.tags.get("variant", "unknown")
     return LoadedModel(chosen.name, chosen.version, variant, predictor, chosen.description)
 
@@ -332,7 +332,7 @@ def _what_and_source(folder: Path, description: Mapping[str, Any]) -> tuple[str,
     kind, task = description["kind"], description["task"]
     if (folder / SERVED).is_file():
         name = read_json(folder / SERVED)["baseline"]
-        known = any(one.name == name and one.serve for one in kinds.kind(kind).baselines)
+        known = any(baseline.name == name and baseline.serve for baseline in kinds.kind(kind).baselines)
         return f"baseline '{name}'", baseline_source(kind, name, task) if known else None
     job = Job.read(RunFolder(folder))
     known = models.is_outside(job.model) or job.model in models.available()
@@ -346,9 +346,9 @@ def _choose(model: Registered, variant: str | None, version: int | str | None) -
             raise InputError(f"{model.name} has no version {version}: choose from {model.listed()}")
         return versions[str(version)]
     if variant is not None:
-        of_variant = [number for number, one in versions.items() if one.tags.get("variant") == variant]
+        of_variant = [number for number, candidate in versions.items() if candidate.tags.get("variant") == variant]
         if not of_variant:
-            variants = {one.tags["variant"] for one in versions.values() if "variant" in one.tags}
+            variants = {candidate.tags["variant"] for candidate in versions.values() if "variant" in candidate.tags}
             raise InputError(
                 f"{model.name} has no version of variant '{variant}': {nearest(variant, variants)} (`reread run` "
                 "registers the variants of an experiment, also a renamed one)"
@@ -392,8 +392,8 @@ def _outranks(tracking: Tracking, holder: Mapping[str, str], claim: Mapping[str,
 
 def _exists(tracking: Tracking, experiment: str | None) -> bool:
     """Return whether an experiment is in MLflow and, where the project's folder has experiments, still among them."""
-    found = tracking.client.get_experiment_by_name(experiment) if experiment else None
-    if found is None or found.lifecycle_stage != "active":
+    in_mlflow = tracking.client.get_experiment_by_name(experiment) if experiment else None
+    if in_mlflow is None or in_mlflow.lifecycle_stage != "active":
         return False
     folder = tracking.root / EXPERIMENTS
     return not folder.is_dir() or experiment in experiments(tracking.root)

@@ -75,13 +75,13 @@ def seed_and_fold(job: Job) -> dict[str, str]:
 
 def by_seed(runs: Iterable["Run"]) -> list[Mapping[str, float]]:
     """Return the metrics of runs, those of the folds of one seed as their mean."""
-    found: dict[str, list[dict[str, float]]] = {}
+    groups: dict[str, list[dict[str, float]]] = {}
     for run in runs:
         tags = run.data.tags
-        found.setdefault(tags["seed"] if "fold" in tags else run.info.run_id, []).append(run.data.metrics)
+        groups.setdefault(tags["seed"] if "fold" in tags else run.info.run_id, []).append(run.data.metrics)
     return [
-        {name: fmean(one[name] for one in each) for name in set.intersection(*map(set, each))}
-        for each in found.values()
+        {name: fmean(metrics[name] for metrics in group) for name in set.intersection(*map(set, group))}
+        for group in groups.values()
     ]
 
 
@@ -315,15 +315,15 @@ class Tracking:
         experiment: str,
         data: str,
         name: str,
-        found: tuple[Mapping[str, Any], Mapping[str, float]],
+        choices_and_metrics: tuple[Mapping[str, Any], Mapping[str, float]],
         description: Mapping[str, Any],
     ) -> str:
-        """Log a baseline's choices and metrics (``found``) to a run of its own, one per experiment; return its id.
+        """Log a baseline's ``choices_and_metrics`` to a run of its own, one per experiment; return its id.
 
         description: prepared.json of the rows that it was fitted on.
         """
         experiment_id = self.experiment(experiment)
-        chosen, metrics = found
+        chosen, metrics = choices_and_metrics
         # Another version of the data is another run: a parameter of MLflow's never changes.
         key = content_key({"data": description["data_version"], "name": name, "chosen": chosen})
         with self._locked():
@@ -376,8 +376,8 @@ class Tracking:
 
     def find(self, experiment: str, tag: str, value: str) -> "Run | None":
         """Return the run of an experiment with this tag; None where there is none."""
-        found = self.client.get_experiment_by_name(experiment)
-        return self._find(found.experiment_id, tag, value) if found else None
+        in_mlflow = self.client.get_experiment_by_name(experiment)
+        return self._find(in_mlflow.experiment_id, tag, value) if in_mlflow else None
 
     def log_metrics(self, run_id: str, figures: Iterable[Figure]) -> None:
         """Log figures where the step has no value yet. At most 25 names; a tag lists the others."""
@@ -459,12 +459,12 @@ class Tracking:
 
     def _find_run(self, experiment_id: str, job: Job) -> "Run | None":
         """Find the run of a job. A variant that was renamed has the same keys: its runs are logged under each name."""
-        found = self._search([experiment_id], f"tags.run_key = '{job.run_key}'")
-        return next((run for run in found if run.data.params.get("variant", job.variant) == job.variant), None)
+        runs = self._search([experiment_id], f"tags.run_key = '{job.run_key}'")
+        return next((run for run in runs if run.data.params.get("variant", job.variant) == job.variant), None)
 
     def _find(self, experiment_id: str, tag: str, value: str) -> "Run | None":
-        found = self._search([experiment_id], f"tags.{tag} = '{value}'")
-        return found[0] if found else None
+        runs = self._search([experiment_id], f"tags.{tag} = '{value}'")
+        return runs[0] if runs else None
 
     def _find_or_create(self, experiment_id: str, tag: str, value: str, name: str, began: int | None = None) -> "Run":
         """Find or create a run that no process trains, FINISHED from the start. Call it inside ``_locked``."""
@@ -498,7 +498,9 @@ class Tracking:
             digest=description["data_version"][:36],
             source_type="dvc",
             source=json.dumps(source),
-            schema=json.dumps({name: [one["dtype"], one["shape"]] for name, one in description["arrays"].items()}),
+            schema=json.dumps(
+                {name: [array["dtype"], array["shape"]] for name, array in description["arrays"].items()}
+            ),
             profile=json.dumps(profile),
         )
         self.client.log_inputs(run.info.run_id, [DatasetInput(dataset, [InputTag("mlflow.data.context", "training")])])

@@ -121,8 +121,8 @@ def label_threshold(metrics: Mapping[str, Any]) -> float | None:
 
     One per label would follow the few validation rows of a rare label.
     """
-    found = metrics.get("validation", {}).get("thresholds")
-    return found["overall"] if found else None
+    thresholds = metrics.get("validation", {}).get("thresholds")
+    return thresholds["overall"] if thresholds else None
 
 
 def _write_decision(folder: Path, threshold: float | None, calibration: Calibration | None) -> None:
@@ -183,7 +183,7 @@ def served_source(job: Job, kind: str, task: str) -> str:
 def baseline_modules(kind: str, name: str, task: str) -> list[str]:
     """Return the modules that compute a served baseline's answers."""
     described = kinds.kind(kind)
-    (baseline,) = (one for one in described.baselines if one.name == name)
+    (baseline,) = (candidate for candidate in described.baselines if candidate.name == name)
     entries = [entry for entry in (baseline.serve, described.reader) if entry]
     return [goals.module_of(task), "reread.tracking.temperature", *map(kinds.module_of, entries)]
 

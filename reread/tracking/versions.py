@@ -36,7 +36,7 @@ class Version:
 
     def __post_init__(self) -> None:
         texts = (self.description, self.address, *self.tags, *self.tags.values())
-        if not all(isinstance(one, str) for one in texts):
+        if not all(isinstance(text, str) for text in texts):
             raise TypeError(f"version {self.version} of {self.name} has a value that is no text")
 
 
@@ -51,7 +51,7 @@ class Registered:
     def listed(self) -> str:
         """Return the versions with their variants, for a message."""
         numbers = sorted(self.versions, key=int)
-        return ", ".join(f"{one} ({self.versions[one].tags.get('variant', 'unknown')})" for one in numbers)
+        return ", ".join(f"{number} ({self.versions[number].tags.get('variant', 'unknown')})" for number in numbers)
 
 
 def registered_model(data: str, root: Path = Path()) -> Registered:
@@ -83,7 +83,7 @@ def registered_model(data: str, root: Path = Path()) -> Registered:
 
 def _in_database(path: Path, data: str) -> Registered:
     with closing(sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True, timeout=60)) as database:
-        name = _known(data, (one for (one,) in database.execute("SELECT name FROM registered_models")))
+        name = _known(data, (registered for (registered,) in database.execute("SELECT name FROM registered_models")))
         tags: dict[int, dict[str, str]] = {}
         for number, key, value in database.execute(
             "SELECT version, key, value FROM model_version_tags WHERE name = ?", [name]
@@ -108,8 +108,10 @@ def _at_client(data: str, root: Path) -> Registered:
     models = {model.name: model for model in client.search_registered_models()}
     name = _known(data, iter(models))
     versions = {
-        str(one.version): Version(name, str(one.version), one.tags, one.description or "", str(one.source))
-        for one in client.search_model_versions(f"name = '{name}'")
+        str(version.version): Version(
+            name, str(version.version), version.tags, version.description or "", str(version.source)
+        )
+        for version in client.search_model_versions(f"name = '{name}'")
     }
     return Registered(name, versions, {alias: str(number) for alias, number in models[name].aliases.items()})
 
@@ -136,5 +138,5 @@ def _known(data: str, names: Iterator[str]) -> str:
     name, there = registered_name(data), set(names)
     if name in there:
         return name
-    known = [one.removeprefix(registered_name("")) for one in there if one.startswith(registered_name(""))]
+    known = [other.removeprefix(registered_name("")) for other in there if other.startswith(registered_name(""))]
     raise InputError(f"no model of '{data}' is registered: {nearest(data, known) if known else TRAIN}")

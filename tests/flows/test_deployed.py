@@ -47,10 +47,10 @@ with file_lock(Path(".locks/flow-runs") / (sys.argv[1] + ".lock")):
 def wait_for(condition, seconds: float = 120):
     """Return what ``condition`` returns once it is true."""
     until = time.monotonic() + seconds
-    while not (found := condition()):
+    while not (outcome := condition()):
         assert time.monotonic() < until, f"{condition} is not true after {seconds} s"
         time.sleep(0.1)
-    return found
+    return outcome
 
 
 def ask(url: str, body: object | None = None, auth: str = ""):
@@ -81,7 +81,7 @@ class Served:
     def __init__(self, project: Project, port: int) -> None:
         self.project, self.page = project, f"http://127.0.0.1:{port}"
         self.api, self.auth = f"{self.page}/api", auth_of(project.directory)
-        self.deployments = {one["name"]: one for one in self.ask("deployments/filter", {})}
+        self.deployments = {deployment["name"]: deployment for deployment in self.ask("deployments/filter", {})}
 
     def ask(self, path: str, body: object | None = None):
         """Ask a path of the API, with the password of the project's folder."""
@@ -108,8 +108,8 @@ class Served:
     def long_run(self) -> Path | None:
         """The folder of the run that only a signal ends."""
         jobs = (self.project.directory / "runs").glob("*/job.json")
-        found = [path.parent for path in jobs if '"max_epochs": 3000' in path.read_text()]
-        return found[0] if found else None
+        folders = [path.parent for path in jobs if '"max_epochs": 3000' in path.read_text()]
+        return folders[0] if folders else None
 
     def trained(self, epochs: int) -> Path | None:
         """Return that folder once it has more than so many epochs and is being trained."""
@@ -145,7 +145,7 @@ def check_deployments(served: Served, printed: str) -> None:
     assert f"export $(cat secret.env) PREFECT_API_URL={served.api}\n" in printed
     assert "prefect deployment run pipeline/default --watch" in printed
     assert set(served.deployments) == {"default", "nightly", "variant"}
-    assert [one["active"] for one in served.deployments["nightly"]["schedules"]] == [False]
+    assert [schedule["active"] for schedule in served.deployments["nightly"]["schedules"]] == [False]
     assert served.deployments["variant"]["parameters"] == {"experiment": "default", "variants": ["han"]}
 
 
@@ -164,7 +164,7 @@ def run_and_refuse(served: Served) -> tuple[str, str]:
     with pytest.raises(HTTPError, match="409"):
         served.create("variant", experiment="tinny")
     wrong = served.create("variant", experiment="tiny", variants=["hat"])
-    state = wait_for(lambda: (found := served.state(wrong))["type"] in ("FAILED", "COMPLETED") and found)
+    state = wait_for(lambda: (answer := served.state(wrong))["type"] in ("FAILED", "COMPLETED") and answer)
     assert state["type"] == "FAILED"
     assert state["message"].startswith("unknown name 'hat'") and "han" in state["message"]
     return flow_run["id"], wrong
@@ -173,20 +173,20 @@ def run_and_refuse(served: Served) -> tuple[str, str]:
 def check_pages(served: Served, flow_run: str, wrong: str) -> None:
     """Prefect's pages have the artifacts, the log and the names of the flow run."""
     artifacts = served.ask("artifacts/filter", {"limit": 200})
-    shown = {one["key"]: one for one in artifacts}
+    shown = {artifact["key"]: artifact for artifact in artifacts}
     # A run of a second or two has no bar.
     bar = shown.pop("tiny-densenet-swish-0-epochs", {"data": 100})
     assert bar["data"] == 100 and set(shown) == {"tiny-variants", "tiny-verdicts", "tiny-report"}
-    assert {shown[f"tiny-{one}"]["flow_run_id"] for one in ("variants", "verdicts", "report")} == {flow_run}
+    assert {shown[f"tiny-{kind}"]["flow_run_id"] for kind in ("variants", "verdicts", "report")} == {flow_run}
     assert "/artifacts/report.html" in shown["tiny-report"]["data"]
     logs = served.ask("logs/filter", {"logs": {"flow_run_id": {"any_": [flow_run]}}})
-    lines = "\n".join(one["message"] for one in logs)
+    lines = "\n".join(log["message"] for log in logs)
     assert all(f"{variant} seed 0: validation 0." in lines for variant in VARIANTS)
     assert "inconclusive: A hierarchical attention network" in lines and "reports/tiny/report.html" in lines
     flow_runs = served.ask("flow_runs/filter", {})
-    assert {one["name"] for one in flow_runs if one["id"] != wrong} == {"tiny"}
-    flows = {one["id"]: one["name"] for one in served.ask("flows/filter", {})}
-    entered = sorted(flows[one["flow_id"]] for one in flow_runs if one["id"] != wrong)
+    assert {run["name"] for run in flow_runs if run["id"] != wrong} == {"tiny"}
+    flows = {flow["id"]: flow["name"] for flow in served.ask("flows/filter", {})}
+    entered = sorted(flows[run["flow_id"]] for run in flow_runs if run["id"] != wrong)
     assert entered == ["evaluate", "ingest", "pipeline", "preprocess", "train"]
     # Prefect's page must ask its own port, not 4200.
     assert call(f"{served.page}/ui-settings")["api_url"] == "/api"
@@ -196,7 +196,7 @@ def check_pages(served: Served, flow_run: str, wrong: str) -> None:
 def show_in_mlflow(served: Served, port: int, monkeypatch) -> None:
     """`reread ui` beside `reread serve` starts MLflow and uses that Prefect; either Ctrl-C leaves the other alone."""
     mlflow = free_port()
-    flow_runs = {one["id"] for one in served.ask("flow_runs/filter", {})}
+    flow_runs = {run["id"] for run in served.ask("flow_runs/filter", {})}
     ui = ["-m", "reread", "ui", "--mlflow-port", str(mlflow), "--prefect-port", str(port)]
     with started(served.project, *ui, until="Ctrl-C") as (pages, output):
         page = f"http://127.0.0.1:{mlflow}"
@@ -214,8 +214,8 @@ def show_in_mlflow(served: Served, port: int, monkeypatch) -> None:
 
 def check_runs(client: MlflowClient, children: list[Run], flow_runs: set[str]) -> None:
     """MLflow has each (variant, seed) of tiny, finished, by a flow run of ours, with its epochs and its files."""
-    found = sorted((run.data.params["variant"], run.data.params["seed"]) for run in children)
-    assert found == sorted((variant, seed) for variant in VARIANTS for seed in SEEDS)
+    pairs = sorted((run.data.params["variant"], run.data.params["seed"]) for run in children)
+    assert pairs == sorted((variant, seed) for variant in VARIANTS for seed in SEEDS)
     assert {run.info.status for run in children} == {"FINISHED"}
     flow_run = {run.data.tags["prefect.flow_run"] for run in children if "prefect.flow_run" in run.data.tags}
     assert len(flow_run) == 1 and flow_run <= flow_runs

@@ -32,8 +32,8 @@ def test_a_plan_that_is_handed_down_names_the_run():
 
 
 def test_the_parameters_of_a_deployment_are_described_with_the_experiments_to_choose_from():
-    for one in (pipeline, train):
-        properties = parameter_schema(one).properties
+    for flow in (pipeline, train):
+        properties = parameter_schema(flow).properties
         assert properties["experiment"]["enum"] == experiments()
         assert properties["experiment"]["default"] == "default"
         assert all(about["description"] for about in properties.values())

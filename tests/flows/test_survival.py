@@ -125,7 +125,7 @@ def test_a_killed_flow_resumes_from_its_last_epoch_and_ends_with_the_same_weight
     flow.communicate(timeout=60)
     wait_until_gone(project)
     assert not (run / "result.json").exists()
-    assert [one.info.status for one in child_runs(project)] == ["RUNNING"]
+    assert [child.info.status for child in child_runs(project)] == ["RUNNING"]
 
     project.run("python", "-m", "reread", "train", *ARGUMENTS)
     assert "resumed after epoch" in (run / "log.txt").read_text()
@@ -180,7 +180,7 @@ def test_a_signal_stops_everything_and_the_next_start_resumes(project):
         assert flow.returncode == 130 and "run the same command again to resume" in said, said
         assert "Traceback" not in said and project.processes() == {}, said
         assert not (run / "result.json").exists()
-        assert [one.info.status for one in child_runs(project)] == ["KILLED"]
+        assert [child.info.status for child in child_runs(project)] == ["KILLED"]
         # A checkpoint that was being removed has a name that begins with a dot.
         epochs.append(max(int(path.name) for path in run.glob("checkpoints/[0-9]*")))
         assert epochs[-1] > epochs[-2]

@@ -34,10 +34,10 @@ def jobs(tmp_path, monkeypatch):
 def test_runs_have_names_metrics_and_settings(jobs):
     table = reread.runs()
     assert set(table.index) == {job.run_key for job in jobs[:2]}
-    one = table.loc[jobs[1].run_key]
-    assert (one["experiment"], one["variant"], one["data"], one["seed"]) == ("trial", "han", "snippets", 1)
-    assert one["finished"] and one["test.accuracy"] == pytest.approx(0.9)
-    assert one["training.learning_rate"] == 0.02 and one["network.hidden_size"] == jobs[1].network["hidden_size"]
+    run = table.loc[jobs[1].run_key]
+    assert (run["experiment"], run["variant"], run["data"], run["seed"]) == ("trial", "han", "snippets", 1)
+    assert run["finished"] and run["test.accuracy"] == pytest.approx(0.9)
+    assert run["training.learning_rate"] == 0.02 and run["network.hidden_size"] == jobs[1].network["hidden_size"]
 
 
 def test_no_run_is_an_empty_table_in_a_project_and_refused_outside_of_one(tmp_path, monkeypatch):
@@ -58,19 +58,19 @@ def test_curves_of_a_table_of_a_key_and_of_its_beginning(jobs):
     assert list(both.columns[:4]) == ["run_key", "variant", "seed", "epoch"]
     assert set(both["seed"]) == {0, 1} and both.groupby("run_key")["epoch"].is_monotonic_increasing.all()
     key = runs.index[0]
-    mine = both[both["run_key"] == key].reset_index(drop=True)
+    expected = both[both["run_key"] == key].reset_index(drop=True)
     for given in (key, key[:6], [key]):
-        pd.testing.assert_frame_equal(reread.curves(given), mine)
+        pd.testing.assert_frame_equal(reread.curves(given), expected)
     with pytest.raises(InputError, match="no run is given"):
         reread.curves([])
 
 
 def test_compare_has_the_differences_alone_or_everything(jobs):
     keys = [job.run_key for job in jobs[:2]]
-    found = reread.compare(*keys)
-    row = found.loc[("parameters", "training.learning_rate")]
+    differences = reread.compare(*keys)
+    row = differences.loc[("parameters", "training.learning_rate")]
     assert (row["a"], row["b"], row["difference"]) == (0.01, 0.02, pytest.approx(0.01))
-    assert ("parameters", "variant") not in found.index
+    assert ("parameters", "variant") not in differences.index
     assert ("parameters", "variant") in reread.compare(*keys, everything=True).index
 
 

@@ -49,7 +49,9 @@ def test_the_experiment_runs_from_the_subset_to_the_report(tmp_path, monkeypatch
         "densenet-121": {"model": "densenet_imagenet", "network": {"depth": "13", "growth_rate": 4}},
     }
     experiment["seeds"] = [1]
-    experiment["comparisons"] = [one for one in experiment["comparisons"] if "swish" not in one["name"]]
+    experiment["comparisons"] = [
+        comparison for comparison in experiment["comparisons"] if "swish" not in comparison["name"]
+    ]
     experiment["defaults"]["training"] |= {"max_epochs": 2}
     (tmp_path / "experiments").mkdir()
     (tmp_path / "experiments/chestxray.yaml").write_text(yaml.safe_dump(experiment, sort_keys=False))
@@ -78,7 +80,8 @@ def test_the_experiment_runs_from_the_subset_to_the_report(tmp_path, monkeypatch
     assert metrics["variants"]["small-relu"]["score"] == "macro_auroc"
     assert metrics["baselines"]["chestxray14"]["linear"]["parameters"] == 14 * (16 * 16 + 1)
     verdicts = json.loads((report / "verdicts.json").read_text())["verdicts"]
-    assert [one["name"] for one in verdicts] == ["depth", "pixels"] and all(one["sentence"] for one in verdicts)
+    assert [verdict["name"] for verdict in verdicts] == ["depth", "pixels"]
+    assert all(verdict["sentence"] for verdict in verdicts)
     page = (report / "class-activation.html").read_text()
     assert "16 x 16 places" in page and "pointing" in page and "with 1 box of it" in page
     assert 'href="class-activation.html"' in (report / "report.html").read_text()

@@ -50,7 +50,11 @@ def test_a_load_average_above_the_cores_is_named(monkeypatch, average, above):
 def make_jobs(folder, monkeypatch, **variants):
     monkeypatch.chdir(make_folder(folder))
     defaults = {"model": "densenet", "data": "digits", "network": {"depth": 10, "growth_rate": 4}}
-    content = {"title": "Sizes", "variants": {name: defaults | one for name, one in variants.items()}, "seeds": [0, 1]}
+    content = {
+        "title": "Sizes",
+        "variants": {name: defaults | variant for name, variant in variants.items()},
+        "seeds": [0, 1],
+    }
     plan = make_plan("sizes", content=content)
     return plan.jobs({key: preprocess.fn(about) for key, about in plan.preparations().items()})
 
@@ -84,15 +88,15 @@ def clock(monkeypatch):
 def test_an_epoch_is_its_steps_its_validation_and_its_checkpoint(tmp_path, monkeypatch, clock, used):
     job, _ = make_jobs(tmp_path, monkeypatch, relu={"training": {"batch_size": 50, "max_epochs": 10}})
     clock.used = used
-    found = measure(job)
-    rows = found.rows
-    assert rows == {"train": 1265, "validation": 266, "test": 266} and found.share == pytest.approx(used)
-    assert found.steps == pytest.approx((2.0,) * STEPS) and found.steps_per_epoch == math.ceil(1265 / 50)
-    assert VALIDATED < 266 and found.validated == pytest.approx(0.01)
+    measurement = measure(job)
+    rows = measurement.rows
+    assert rows == {"train": 1265, "validation": 266, "test": 266} and measurement.share == pytest.approx(used)
+    assert measurement.steps == pytest.approx((2.0,) * STEPS) and measurement.steps_per_epoch == math.ceil(1265 / 50)
+    assert VALIDATED < 266 and measurement.validated == pytest.approx(0.01)
     work = 26 * 2.0 + 266 * 0.01
     # With half of a core: a core would do the work in half of the time, and half of one does it in the time measured.
-    assert found.epoch(share=used) == pytest.approx(work * (used if used < 1 else 1) / used + 0.5)
-    assert found.evaluation(share=used) == pytest.approx(2 * 266 * 0.01)
+    assert measurement.epoch(share=used) == pytest.approx(work * (used if used < 1 else 1) / used + 0.5)
+    assert measurement.evaluation(share=used) == pytest.approx(2 * 266 * 0.01)
     monkeypatch.setattr("os.sched_getaffinity", lambda _: {0})
     about = estimate([job], 1)
     assert about.share == pytest.approx(used)
@@ -127,15 +131,15 @@ def test_trials_are_timed_each_and_a_variant_counts_as_its_slowest(tmp_path, mon
 
     monkeypatch.setattr("tasks.estimate.measure", measured)
     monkeypatch.setattr("os.sched_getaffinity", lambda _: {0, 1})
-    found = estimate(jobs, 2)
+    estimated = estimate(jobs, 2)
     epochs = next(job for job in jobs if job.variant == "other").training["max_epochs"]
-    assert found.training == {"relu": 10 * (2 * 1.0 + 2 * 3.0 + 3.0) / 2, "other": 2 * 7.0 * epochs / 2}
+    assert estimated.training == {"relu": 10 * (2 * 1.0 + 2 * 3.0 + 3.0) / 2, "other": 2 * 7.0 * epochs / 2}
     assert sorted(timed) == sorted(seconds)  # each once, whatever the seeds
     assert estimate([], 2).training == {}
 
 
 def test_real_steps_are_timed(tmp_path, monkeypatch):
     job, _ = make_jobs(tmp_path, monkeypatch, relu={})
-    found = estimate([job], 1)
-    assert found.training["relu"] > 0 and found.evaluation > 0 and 0 < found.share <= 1
+    estimated = estimate([job], 1)
+    assert estimated.training["relu"] > 0 and estimated.evaluation > 0 and 0 < estimated.share <= 1
     assert baseline_seconds(job.prepared) > 0

@@ -12,8 +12,8 @@ def test_rows_that_stand_in_two_splits():
     assert repeated_rows(texts).tolist() == [True, False, True, False, False]
     images = np.arange(12, dtype=np.uint8).reshape(6, 1, 2, 1)
     images[4] = images[1]
-    found = repeated_rows({"train": images[:2], "validation": images[2:3], "test": images[3:]})
-    assert found.tolist() == [False, True, False]
+    repeated = repeated_rows({"train": images[:2], "validation": images[2:3], "test": images[3:]})
+    assert repeated.tolist() == [False, True, False]
 
 
 def test_every_baseline_of_a_data_set_is_tuned_for_a_metric_that_is_asked():

@@ -58,7 +58,7 @@ def test_cross_validation_from_a_table_to_verdicts(project):
     for variant in EXPERIMENT["variants"]:
         for seed, about in metrics["variants"][variant]["seeds"].items():
             # Each row was predicted by the one run that did not read it in training, and the score is that of all rows.
-            found, counts = np.zeros(len(truth)), np.zeros(len(truth), int)
+            correct, counts = np.zeros(len(truth)), np.zeros(len(truth), int)
             for number, key in enumerate(about["folds"], 1):
                 job = json.loads((root / "runs" / key / "job.json").read_text())
                 assert (job["seed"], job["fold"], job["folds"], job["variant"]) == (int(seed), number, FOLDS, variant)
@@ -67,10 +67,10 @@ def test_cross_validation_from_a_table_to_verdicts(project):
                 (path,) = (root / "runs" / key / "evaluation").glob("*/test.npy")
                 tested, trained = rows[start:stop], rows[: start - (stop - start)]
                 assert not set(tested) & set(trained) and np.bincount(truth[tested]).tolist() == [6, 6, 6]
-                found[tested] = np.load(path).argmax(axis=1) == truth[tested]
+                correct[tested] = np.load(path).argmax(axis=1) == truth[tested]
                 counts[tested] += 1
             assert (counts == 1).all()
-            assert about["test"]["accuracy"] == pytest.approx(found.mean()) and about["test"]["rows"] == len(truth)
+            assert about["test"]["accuracy"] == pytest.approx(correct.mean()) and about["test"]["rows"] == len(truth)
 
     words, simple = json.loads((report / "verdicts.json").read_text())["verdicts"]
     # A seed tests all rows, and each of its networks trains on two of four folds.

@@ -95,11 +95,15 @@ def test_several_labels_from_rows_to_a_verdict(project):
 
     # The networks and the baselines are registered, and the best on validation is the champion, whichever it is.
     client = MlflowClient(f"sqlite:///{root / 'mlflow.db'}")
-    versions = {one.version: one for one in client.search_model_versions("name = 'reread-topics'")}
-    scores = {one.tags["variant"]: float(one.tags["validation.score"]) for one in versions.values()}
-    of_baselines = {name: one["validation"]["tuned_micro_f1"] for name, one in metrics["baselines"]["topics"].items()}
-    of_networks = {name: one["validation"]["tuned_micro_f1"]["mean"] for name, one in metrics["variants"].items()}
+    versions = {version.version: version for version in client.search_model_versions("name = 'reread-topics'")}
+    scores = {version.tags["variant"]: float(version.tags["validation.score"]) for version in versions.values()}
+    of_baselines = {
+        name: baseline["validation"]["tuned_micro_f1"] for name, baseline in metrics["baselines"]["topics"].items()
+    }
+    of_networks = {
+        name: variant["validation"]["tuned_micro_f1"]["mean"] for name, variant in metrics["variants"].items()
+    }
     assert scores == pytest.approx({**of_baselines, **of_networks})
-    assert {one.tags["validation.metric"] for one in versions.values()} == {"tuned_micro_f1"}
+    assert {version.tags["validation.metric"] for version in versions.values()} == {"tuned_micro_f1"}
     champion = versions[client.get_registered_model("reread-topics").aliases["champion"]]
     assert scores[champion.tags["variant"]] == max(scores.values())

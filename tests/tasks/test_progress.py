@@ -21,19 +21,19 @@ def epoch(number: int) -> dict:
 @pytest.fixture
 def drawn(monkeypatch) -> list:
     """The bars that would be drawn: (key or none, percent, description)."""
-    found: list = []
+    bars: list = []
 
     def create(progress, key, description):
-        found.append((key, progress, description))
+        bars.append((key, progress, description))
         return uuid.uuid4()
 
     monkeypatch.setattr("prefect.artifacts.create_progress_artifact", create)
-    monkeypatch.setattr("prefect.artifacts.update_progress_artifact", lambda _, *about: found.append((None, *about)))
+    monkeypatch.setattr("prefect.artifacts.update_progress_artifact", lambda _, *about: bars.append((None, *about)))
     monkeypatch.setattr(progress, "task_context", lambda: object())
     monkeypatch.setattr(progress, "log", lambda *_: None)
     monkeypatch.setattr(progress, "ARTIFACT_SECONDS", 0.0)
     BOARD.reset()
-    return found
+    return bars
 
 
 def test_a_run_has_a_bar_of_its_epochs(drawn, capsys):

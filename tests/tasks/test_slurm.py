@@ -66,12 +66,13 @@ def wait_for_epoch(job, epoch):
 
 def trainer(job):
     """The process that trains a job, in this folder, and none that it forks."""
-    found = [
-        one for one in psutil.process_iter(["cmdline", "cwd"])
-        if str(job.file) in (one.info["cmdline"] or ()) and one.info["cmdline"][1:3] == ["-m", "reread.training"]
-        and one.info["cwd"] == os.getcwd()
+    processes = [
+        process for process in psutil.process_iter(["cmdline", "cwd"])
+        if str(job.file) in (process.info["cmdline"] or ())
+        and process.info["cmdline"][1:3] == ["-m", "reread.training"]
+        and process.info["cwd"] == os.getcwd()
     ]  # fmt: skip
-    return min(found, key=psutil.Process.create_time)
+    return min(processes, key=psutil.Process.create_time)
 
 
 def start_requeued_jobs(ended):

@@ -79,14 +79,14 @@ def test_the_figure_is_drawn_from_the_table_alone(findings, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("name", "one", "fault"),
+    ("name", "content", "fault"),
     [
         ("lars-512", variant(256), "METHOD-BATCH"),
         ("512", variant(512), "METHOD-BATCH"),
         ("lars-512", variant(512, max_epochs=4), "another epochs"),
     ],
 )
-def test_variants_that_do_not_fit_in_one_figure_are_refused(name, one, fault):
-    source = Source({**VARIANTS, name: one}, ACCURACY)
+def test_variants_that_do_not_fit_in_one_figure_are_refused(name, content, fault):
+    source = Source({**VARIANTS, name: content}, ACCURACY)
     with pytest.raises(InputError, match=fault):
         batch_size.methods_of(replace(source))

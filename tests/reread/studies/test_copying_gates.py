@@ -110,7 +110,7 @@ def test_what_does_not_fit_is_refused(source):
         copying_gates.parts_of(other)
     first, other = source.jobs[:2]
     cell = replace(other, network=first.network)
-    lags = {name: replace(one, preprocessing={"lag": 3}) for name, one in source.plan.variants.items()}
+    lags = {name: replace(variant, preprocessing={"lag": 3}) for name, variant in source.plan.variants.items()}
     twice = replace(source, jobs=[first, cell], plan=replace(source.plan, variants=lags))
     with pytest.raises(InputError, match="same cell and lag"):
         copying_gates.parts_of(twice)

@@ -63,7 +63,7 @@ def test_attention_and_gradients_are_the_networks_word_by_word(source, prepared)
         assert sum(expected) == pytest.approx(1, abs=1e-5)
         # To first order the highest logit changes by as much when every vector is scaled.
         slope = torch.autograd.grad(logits.max(), vectors)
-        whole = sum((one * vector).sum().item() for one, vector in zip(slope, vectors, strict=True))
+        whole = sum((gradient * vector).sum().item() for gradient, vector in zip(slope, vectors, strict=True))
         assert gradients[here].sum() == pytest.approx(whole, abs=1e-5)
         first += len(expected)
     counts = np.asarray(prepared.arrays["sentence_counts"])
@@ -71,11 +71,11 @@ def test_attention_and_gradients_are_the_networks_word_by_word(source, prepared)
 
 
 def test_a_document_is_read_without_the_word_as_if_it_had_not_been_written(source, prepared):
-    one = select_rows(prepared, np.array([0]))
-    reader = deletion.Reader(next(source.networks(CPU))[1], one)
-    scores = np.zeros(len(one.arrays["tokens"]))
+    document = select_rows(prepared, np.array([0]))
+    reader = deletion.Reader(next(source.networks(CPU))[1], document)
+    scores = np.zeros(len(document.arrays["tokens"]))
     scores[3] = 1
-    tokens, counts = one.arrays["tokens"], np.array(one.arrays["word_counts"])
+    tokens, counts = document.arrays["tokens"], np.array(document.arrays["word_counts"])
     counts[0, 0] -= 1
     width = counts.max()
     padded = np.zeros((1, len(counts[0]), width), np.int32)
@@ -85,13 +85,13 @@ def test_a_document_is_read_without_the_word_as_if_it_had_not_been_written(sourc
     given = (
         torch.from_numpy(padded),
         torch.from_numpy(counts),
-        torch.from_numpy(np.array(one.arrays["sentence_counts"])),
+        torch.from_numpy(np.array(document.arrays["sentence_counts"])),
     )
     with torch.no_grad():
         after = to_probabilities(reader.network.objective, reader.network(*given).numpy())[0, reader.predicted[0]]
-    found = reader.without_words([scores], 1)
-    assert found.fall[0] == pytest.approx(reader.before[0] - after, abs=1e-6)
-    assert found.removed == pytest.approx(1 / len(tokens))
+    removal = reader.without_words([scores], 1)
+    assert removal.fall[0] == pytest.approx(reader.before[0] - after, abs=1e-6)
+    assert removal.removed == pytest.approx(1 / len(tokens))
 
 
 def test_a_flat_network_with_attention_is_read_too(prepared):
@@ -110,8 +110,8 @@ def test_random_removals_are_averaged_over_draws(source, prepared):
     reader = deletion.Reader(next(source.networks(CPU))[1], part)
     generator = np.random.default_rng(0)
     draws = [generator.random(len(part.arrays["tokens"])) for _ in range(3)]
-    each = [reader.without_words([one], 2).fall for one in draws]
-    assert reader.without_words(draws, 2).fall == pytest.approx(np.mean(each, axis=0))
+    falls = [reader.without_words([draw], 2).fall for draw in draws]
+    assert reader.without_words(draws, 2).fall == pytest.approx(np.mean(falls, axis=0))
 
 
 def test_it_runs_as_a_command_and_repeats_byte_for_byte(evidence, source, study, tmp_path):

@@ -49,23 +49,23 @@ def constant_gates(reset: float, update: tuple[float, ...]) -> Recurrence:
 
 def test_the_memory_of_a_unit_is_the_sum_of_its_derivatives_by_its_past():
     """With constant z and no way back through the candidate, dh_T/dh_{T-k} is z^k."""
-    found = gate_measures.memory(constant_gates(0.3, (0.9, 0.2)), torch.randn(4, 7, 1, dtype=DTYPE), back=3)
-    assert found == pytest.approx([0.9 + 0.81 + 0.729, 0.2 + 0.04 + 0.008])
+    memory = gate_measures.memory(constant_gates(0.3, (0.9, 0.2)), torch.randn(4, 7, 1, dtype=DTYPE), back=3)
+    assert memory == pytest.approx([0.9 + 0.81 + 0.729, 0.2 + 0.04 + 0.008])
 
 
 def test_a_closed_reset_gate_leaves_what_the_update_gate_keeps():
     """Of h_2 = z h_1 + (1 - z) tanh(x_2), where h_1 = (1 - z) tanh(x_1)."""
     x = torch.tensor([[[0.5], [-1.0]]], dtype=DTYPE)
     old, new = 0.8 * 0.2 * math.tanh(0.5), 0.2 * math.tanh(1.0)
-    found = gate_measures.old_share_without_reset(constant_gates(0.3, (0.8,)), x)
-    assert found == pytest.approx(old / (old + new))
+    share = gate_measures.old_share_without_reset(constant_gates(0.3, (0.8,)), x)
+    assert share == pytest.approx(old / (old + new))
 
 
 def test_gates_of_ragged_documents_are_those_of_the_for_loop(source, prepared):
     _, network = next(source.networks(CPU))
     rows = np.array([3, 0, 5])
     with torch.no_grad():
-        found = gate_measures.read(network, *collation.inputs(prepared, rows, ragged=True))
+        of_levels = gate_measures.read(network, *collation.inputs(prepared, rows, ragged=True))
         tokens, word_counts, sentence_counts = collation.inputs(prepared, rows)
         loop = BidirectionalRecurrence(8, 4)
         loop.load_state_dict(network.word_gru.state_dict())
@@ -73,18 +73,18 @@ def test_gates_of_ragged_documents_are_those_of_the_for_loop(source, prepared):
         expected = loop.gates(network.embedding(tokens.flatten(0, 1)), counts)
         real = torch.arange(tokens.shape[2]) < counts.unsqueeze(-1)
         for gate in gate_measures.GATES:
-            torch.testing.assert_close(getattr(found["words"], gate), getattr(expected, gate)[real])
+            torch.testing.assert_close(getattr(of_levels["words"], gate), getattr(expected, gate)[real])
         loop = BidirectionalRecurrence(8, 4)
         loop.load_state_dict(network.sentence_gru.state_dict())
         vectors, _ = network.read_sentences(tokens.flatten(0, 1), counts)
         expected = loop.gates(vectors.unflatten(0, word_counts.shape), sentence_counts)
         real = torch.arange(tokens.shape[1]) < sentence_counts.unsqueeze(-1)
-        torch.testing.assert_close(found["sentences"].reset, expected.reset[real])
+        torch.testing.assert_close(of_levels["sentences"].reset, expected.reset[real])
 
 
 def test_the_distribution_counts_every_word_once_and_asks_for_some(source, prepared):
     _, network = next(source.networks(CPU))
-    found = gate_measures.distribution(network, prepared, [2, 9])
+    distribution = gate_measures.distribution(network, prepared, [2, 9])
     every, where = [], []
     with torch.no_grad():
         for row in range(len(prepared.labels)):
@@ -93,23 +93,23 @@ def test_the_distribution_counts_every_word_once_and_asks_for_some(source, prepa
             every.append(of_words)
             where.append(given[0][: len(of_words)])
     every, where = torch.cat(every).double(), torch.cat(where)
-    histogram = found.of["words", "reset"]
+    histogram = distribution.of["words", "reset"]
     assert histogram.counts.shape == (8, gate_measures.BINS)
     assert (histogram.counts.sum(dim=1) == len(prepared.arrays["tokens"])).all()
     assert histogram.means == pytest.approx(every.mean(dim=0).numpy(), abs=1e-6)
     assert histogram.shares.sum() == pytest.approx(1)
     expected = [every.mean(), every[where == 2].mean(), every[where == 9].mean()]
-    assert found.at_words["reset"] == pytest.approx([float(one) for one in expected], abs=1e-6)
+    assert distribution.at_words["reset"] == pytest.approx([float(mean) for mean in expected], abs=1e-6)
 
 
 def test_sequences_are_the_first_steps_of_long_enough_sentences(source, prepared):
     _, network = next(source.networks(CPU))
-    found = gate_measures.drawn_sequences(network, prepared, "words", 5, 6)
-    assert found.shape == (5, 6, 8) and found.dtype == DTYPE
+    sequences = gate_measures.drawn_sequences(network, prepared, "words", 5, 6)
+    assert sequences.shape == (5, 6, 8) and sequences.dtype == DTYPE
     lengths = np.asarray(prepared.arrays["word_counts"]).reshape(-1)
     firsts = (np.cumsum(lengths) - lengths)[lengths >= 6]
     beginnings = network.embedding.weight[torch.from_numpy(prepared.arrays["tokens"][firsts])].detach().to(DTYPE)
-    assert all((beginnings == one[0]).all(dim=1).any() for one in found)
+    assert all((beginnings == sequence[0]).all(dim=1).any() for sequence in sequences)
     assert gate_measures.drawn_sequences(network, prepared, "sentences", 5, 3).shape == (5, 3, 8)
 
 
@@ -123,20 +123,20 @@ def test_the_phrase_is_found_behind_each_plot():
 
 def test_the_trace_is_usual_before_and_itself_at_the_phrase(evidence):
     table = pd.read_csv(evidence / "trace.csv")
-    one = table[(table["seed"] == 0)]
-    first = one[(one["level"] == "words") & (one["text"] == 0)]
+    of_seed = table[(table["seed"] == 0)]
+    first = of_seed[(of_seed["level"] == "words") & (of_seed["text"] == 0)]
     words, begins = in_one_sentence(PLOTS[0])
     assert first["word"].to_list() == words
-    assert gates.usual(one, "words", "reset")[0] == pytest.approx(first["reset"].iloc[3:begins].mean())
-    assert gates.at_phrase(one, "words", "update", 0)[0] == first["update"].iloc[begins]
-    apart = one[(one["level"] == "sentences") & (one["text"] == 0)]
-    assert gates.usual(one, "sentences", "reset")[0] == pytest.approx(apart["reset"].iloc[1:-1].mean())
-    assert gates.at_phrase(one, "sentences", "reset", 0)[0] == apart["reset"].iloc[-1]
+    assert gates.usual(of_seed, "words", "reset")[0] == pytest.approx(first["reset"].iloc[3:begins].mean())
+    assert gates.at_phrase(of_seed, "words", "update", 0)[0] == first["update"].iloc[begins]
+    apart = of_seed[(of_seed["level"] == "sentences") & (of_seed["text"] == 0)]
+    assert gates.usual(of_seed, "sentences", "reset")[0] == pytest.approx(apart["reset"].iloc[1:-1].mean())
+    assert gates.at_phrase(of_seed, "sentences", "reset", 0)[0] == apart["reset"].iloc[-1]
 
 
 def gates_found(seeds: int, correlation: float, old_share: float, generator: np.random.Generator) -> dict:
     """Networks with this correlation and old share, and a reset gate that falls by .2 at 'but'."""
-    found = {}
+    by_seed = {}
     for seed in range(seeds):
         order = np.arange(300)
         units = [
@@ -159,14 +159,14 @@ def gates_found(seeds: int, correlation: float, old_share: float, generator: np.
             for place in range(5 + len(PHRASE))
         ]
         share = {"words": old_share + generator.normal(scale=0.001)}
-        found[seed] = gates.Found(pd.concat(units), pd.DataFrame(), pd.DataFrame(rows), {}, share)
-    return found
+        by_seed[seed] = gates.Found(pd.concat(units), pd.DataFrame(), pd.DataFrame(rows), {}, share)
+    return by_seed
 
 
 def test_claims_are_judged_by_the_projects_rule_with_holm_over_all_four():
     def verdicts(seeds, correlation, old_share):
         claims = gates.judged(gates_found(seeds, correlation, old_share, np.random.default_rng(0)))
-        return [one["verdict"] for one in claims], [one["measured"]["holm_p"] for one in claims]
+        return [claim["verdict"] for claim in claims], [claim["measured"]["holm_p"] for claim in claims]
 
     # A correlation of .35 and 8 seeds: p is 2^-7 for each claim, and Holm's procedure leaves each less than the next.
     outcomes, p = verdicts(8, 0.4, 0.6)
@@ -196,14 +196,14 @@ def test_what_is_said_follows_from_the_tables(evidence):
     assert set(units.groupby(["seed", "level", "direction"]).size()) == {4}
     words = units[units["level"] == "words"]
     expected = [
-        np.mean([spearmanr(one["reset"], one["memory"]).statistic for _, one in mine.groupby("direction")])
-        for _, mine in words.groupby("seed")
+        np.mean([spearmanr(half["reset"], half["memory"]).statistic for _, half in of_seed.groupby("direction")])
+        for _, of_seed in words.groupby("seed")
     ]
-    near_0, near_1, but_lower = (one["measured"]["scores"] for one in written["claims"][1:])
+    near_0, near_1, but_lower = (claim["measured"]["scores"] for claim in written["claims"][1:])
     assert near_0 == {"treatment": pytest.approx(expected), "control": [0.0]}
-    assert near_1 == {"treatment": pytest.approx([-one for one in expected]), "control": [0.0]}
+    assert near_1 == {"treatment": pytest.approx([-correlation for correlation in expected]), "control": [0.0]}
     # Two seeds cannot decide what many must.
-    assert {one["verdict"] for one in written["claims"]} == {INCONCLUSIVE}
+    assert {claim["verdict"] for claim in written["claims"]} == {INCONCLUSIVE}
     phrase = pd.read_csv(evidence / "phrase.csv")
     but = phrase[(phrase["word"] == "but") & (phrase["gate"] == "reset")]
     fall = np.subtract(but_lower["treatment"], but_lower["control"])

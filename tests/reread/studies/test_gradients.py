@@ -68,7 +68,7 @@ def test_what_is_committed_is_what_the_code_says_with_its_verdicts():
     assert written["settings"] == json.loads(json.dumps(dataclasses.asdict(gradients.Settings())))
     assert len(written["claims"]) == gradients.CLAIMS
     assert max(written["closed_form_from_autograd"].values()) < 1e-10
-    verdicts = {one["sentence"]: one["verdict"] for one in written["claims"]}
+    verdicts = {claim["sentence"]: claim["verdict"] for claim in written["claims"]}
     assert verdicts["Gated recurrent unit solves the problem"] == "refuted"
     assert [verdict for sentence, verdict in verdicts.items() if "alpha_{t-2}" in sentence] == ["refuted"]
     assert "inconclusive" not in verdicts.values()

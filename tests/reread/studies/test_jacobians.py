@@ -43,9 +43,9 @@ def test_jacobians_are_those_of_one_backward_pass_a_unit(cell):
     _, _, x = drawn()
     torch.manual_seed(2)
     layer = Recurrence(INPUTS, UNITS, cell).to(DTYPE)
-    found = jacobians(network_of(layer), x, UNITS)
+    derivatives = jacobians(network_of(layer), x, UNITS)
     states = layer(x[None])[0].detach()
-    assert torch.equal(found[0], torch.eye(UNITS, dtype=DTYPE))
+    assert torch.equal(derivatives[0], torch.eye(UNITS, dtype=DTYPE))
     for back in range(1, STEPS + 1):
         # From the state after step T - back, or from zero.
         start = states[STEPS - back - 1] if back < STEPS else torch.zeros(UNITS, dtype=DTYPE)
@@ -53,7 +53,7 @@ def test_jacobians_are_those_of_one_backward_pass_a_unit(cell):
         expected = torch.autograd.functional.jacobian(
             lambda h, rest=rest: layer(rest[None], None, h[None])[0, -1], start
         )
-        torch.testing.assert_close(found[back], expected, **ROUNDING)
+        torch.testing.assert_close(derivatives[back], expected, **ROUNDING)
 
 
 def test_with_linear_g_the_jacobian_is_a_power_of_the_matrix():
@@ -73,32 +73,32 @@ def test_with_tanh_each_step_is_the_matrix_times_the_slopes():
 
 def test_the_norms_are_the_largest_singular_value_and_the_root_of_the_sum_of_squares():
     matrix = torch.diag(torch.tensor([3.0, -4.0], dtype=DTYPE))[None]
-    found = norms(matrix)
-    assert found["spectral"] == pytest.approx([4.0]) and found["frobenius"] == pytest.approx([5.0])
+    of_matrix = norms(matrix)
+    assert of_matrix["spectral"] == pytest.approx([4.0]) and of_matrix["frobenius"] == pytest.approx([5.0])
 
 
 @pytest.mark.parametrize("steps", range(1, STEPS + 1))
 def test_the_closed_form_of_alpha_equals_autograd(steps):
     inward, matrix, x = drawn()
-    found = weight_gradient(inward, matrix, x[:steps])
+    alpha = weight_gradient(inward, matrix, x[:steps])
     expected = torch.autograd.functional.jacobian(
         lambda weights: linear_network(weights, matrix)(x[None, :steps], x.new_zeros(1, UNITS))[-1][0], inward
     )
-    torch.testing.assert_close(found, expected, **ROUNDING)
+    torch.testing.assert_close(alpha, expected, **ROUNDING)
     torch.testing.assert_close(expanded(matrix, x[:steps]), expected, **ROUNDING)
 
 
 def test_the_expansion_as_printed_drops_one_factor_in_two():
     """X_3 + U (X_2 + X_1) where it is X_3 + U (X_2 + U X_1); up to two steps there is nothing to drop."""
     _, matrix, x = drawn()
-    one, two, three = (with_input(step, UNITS) for step in x[:3])
+    first, second, third = (with_input(step, UNITS) for step in x[:3])
 
     def times(left: Tensor, right: Tensor) -> Tensor:
         return torch.einsum("ij,jkl->ikl", left, right)
 
-    torch.testing.assert_close(as_printed(matrix, x[:1]), one, **ROUNDING)
+    torch.testing.assert_close(as_printed(matrix, x[:1]), first, **ROUNDING)
     torch.testing.assert_close(as_printed(matrix, x[:2]), expanded(matrix, x[:2]), **ROUNDING)
-    torch.testing.assert_close(as_printed(matrix, x[:3]), three + times(matrix, two + one), **ROUNDING)
-    right = three + times(matrix, two + times(matrix, one))
+    torch.testing.assert_close(as_printed(matrix, x[:3]), third + times(matrix, second + first), **ROUNDING)
+    right = third + times(matrix, second + times(matrix, first))
     torch.testing.assert_close(expanded(matrix, x[:3]), right, **ROUNDING)
     assert (as_printed(matrix, x[:3]) - right).norm() > 0.1 * right.norm()

@@ -30,8 +30,8 @@ EXPERIMENT = {
         "training": {"max_epochs": 2, "batch_size": 8, "schedule": {"warmup_epochs": 0}},
     },
     "variants": {
-        f"q{100 * one:.0f}": {"preprocessing": {"length_quantile": {"words": one, "sentences": one}}}
-        for one in (0.5, 1.0)
+        f"q{100 * quantile:.0f}": {"preprocessing": {"length_quantile": {"words": quantile, "sentences": quantile}}}
+        for quantile in (0.5, 1.0)
     },
     "seeds": [0, 1],
     "comparisons": [
@@ -89,17 +89,19 @@ def test_the_table_follows_from_the_runs_and_their_arrays(source, tmp_path):
     assert table["quantile"].to_dict() == {"q50": 0.5, "q100": 1.0}
     for job in source.jobs:
         prepared = open_prepared(job.prepared)
-        rows, mine = prepared.rows("train"), table.loc[job.variant]
+        rows, row = prepared.rows("train"), table.loc[job.variant]
         counts = np.asarray(prepared.arrays["word_counts"])[rows]
-        assert (mine["kept_words"], mine["kept_sentences"]) == (counts.max(), counts.shape[1])
-        assert mine["train_padding"] == pytest.approx(1 - counts.sum() / (counts.size * counts.max()))
+        assert (row["kept_words"], row["kept_sentences"]) == (counts.max(), counts.shape[1])
+        assert row["train_padding"] == pytest.approx(1 - counts.sum() / (counts.size * counts.max()))
         evaluations = [find_evaluation(run.run_directory) for run in source.jobs if run.variant == job.variant]
         predictions = [np.load(folder / "test.npy").argmax(axis=1) for folder in evaluations]
         accuracies = [(labels == prepared.labels[prepared.rows("test")]).mean() for labels in predictions]
-        assert mine["test_accuracy"] == pytest.approx(np.mean(accuracies))
+        assert row["test_accuracy"] == pytest.approx(np.mean(accuracies))
     assert table.loc["q100", "train_words_kept"] == table.loc["q100", "train_documents_whole"] == 1
     assert table.loc["q50", "train_words_kept"] < 1
-    scores = {one: source.scores(name, "validation", "accuracy") for name, one in (("q50", 0.5), ("q100", 1.0))}
+    scores = {
+        quantile: source.scores(name, "validation", "accuracy") for name, quantile in (("q50", 0.5), ("q100", 1.0))
+    }
     assert (findings.results["knee"], findings.results["best"]) == quantiles.knee(scores, 0.01)
     (claim,) = findings.results["claims"]
     assert claim["verdict"] == "inconclusive" and claim["measured"]["name"] == "q50"

@@ -48,8 +48,8 @@ OF_HAN = "variants.han.training.learning_rate=0.02"
 
 def trial(accuracies: tuple[float, ...]) -> dict:
     seeds = {
-        str(seed): {"validation": {"accuracy": one}, "epochs": 2, "best_epoch": 1, "ended": "schedule completed"}
-        for seed, one in zip(TUNING["seeds"], accuracies, strict=False)
+        str(seed): {"validation": {"accuracy": accuracy}, "epochs": 2, "best_epoch": 1, "ended": "schedule completed"}
+        for seed, accuracy in zip(TUNING["seeds"], accuracies, strict=False)
     }
     mean = {"accuracy": {"mean": float(np.mean(accuracies))}}
     return {"score": "accuracy", "parameters": 9, "seeds": seeds, "validation": mean}
@@ -64,8 +64,8 @@ def write_tuning(root: Path, seeds: int = 3) -> Path:
         for rate, accuracies in of.items()
     }
     plan = make_plan("trial-tuning", root=root)
-    means = {name: one["validation"]["accuracy"]["mean"] for name, one in scores.items()}
-    tuned = {name: {one: means[one] for one in trials} for name, trials in plan.trials.items()}
+    means = {name: result["validation"]["accuracy"]["mean"] for name, result in scores.items()}
+    tuned = {name: {key: means[key] for key in trials} for name, trials in plan.trials.items()}
     chosen = {name: {"chosen": max(of, key=of.__getitem__), "trials": of} for name, of in tuned.items()}
     write_json(folder / "plan.json", plan.record())
     write_json(folder / "metrics.json", {"variants": scores, "tuned": chosen})
@@ -97,7 +97,8 @@ def test_each_seed_of_the_tuning_chooses_alone_and_a_tie_changes_nothing(root, m
     monkeypatch.chdir(root)
     chosen = choices_by_seed(RESULTS / "trial-tuning")
     rates = {
-        seed: {name: one.chosen["training.learning_rate"] for name, one in of.items()} for seed, of in chosen.items()
+        seed: {name: choice.chosen["training.learning_rate"] for name, choice in of.items()}
+        for seed, of in chosen.items()
     }
     assert {seed: of["han"] for seed, of in rates.items()} == {100: 0.01, 101: 0.02, 102: 0.01}
     source = evaluated_experiment(make_plan("trial"))
@@ -158,19 +159,21 @@ def test_the_interval_with_tuning_covers_the_mean_of_all_tunings():
         tunings = generator.normal(0, 1, 3)
         sides = [generator.normal(0, 1, 6) for _ in range(2)]
         of_seeds = sides[0].mean() - sides[1].mean()
-        one = verdict("different", *(side.tolist() for side in sides))
+        judged = verdict("different", *(side.tolist() for side in sides))
         # The verdict's own interval reaches nowhere.
         own = {"low": np.inf, "high": -np.inf}
-        _, low, high = with_tuning({**one, "interval": own}, (tunings + of_seeds).tolist())
+        _, low, high = with_tuning({**judged, "interval": own}, (tunings + of_seeds).tolist())
         inside.append(low <= 0 <= high)
     # The standard error of the share is 0.005.
     assert np.mean(inside) > 0.94
 
 
 def test_tunings_that_agree_leave_the_verdicts_own_interval():
-    one = verdict("supported", [0.9, 0.91, 0.92], [0.8, 0.8, 0.8], interval={"mean": 0.11, "low": 0.01, "high": 0.21})
-    assert with_tuning(one, [0.11, 0.11, 0.11]) == (pytest.approx(0.11), 0.01, 0.21)
-    mean, low, high = with_tuning(one, [0.01, 0.11, 0.21])
+    judged = verdict(
+        "supported", [0.9, 0.91, 0.92], [0.8, 0.8, 0.8], interval={"mean": 0.11, "low": 0.01, "high": 0.21}
+    )
+    assert with_tuning(judged, [0.11, 0.11, 0.11]) == (pytest.approx(0.11), 0.01, 0.21)
+    mean, low, high = with_tuning(judged, [0.01, 0.11, 0.21])
     assert mean == pytest.approx(0.11) and low < 0 and high > 0.22
     unknown = verdict("inconclusive", [0.9], [0.8], interval={"mean": 0.1, "low": None, "high": None})
     with pytest.raises(InputError, match="no interval"):

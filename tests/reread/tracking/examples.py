@@ -210,8 +210,10 @@ def finish_run(job: Job, score: float = 0.9, epochs: int = 3, description: dict 
 
 def evaluate_run(folder: Path, score: float = 0.9) -> Path:
     """Write its evaluation."""
-    one = {"accuracy": score, "macro_f1": score - 0.01, "loss": 0.4, "expected_calibration_error": 0.05, "rows": 2}
-    write_json(folder / "evaluation" / "key" / "metrics.json", {"validation": one, "test": one, "parameters": 1234})
+    metrics = {"accuracy": score, "macro_f1": score - 0.01, "loss": 0.4, "expected_calibration_error": 0.05, "rows": 2}
+    write_json(
+        folder / "evaluation" / "key" / "metrics.json", {"validation": metrics, "test": metrics, "parameters": 1234}
+    )
     return folder / "evaluation" / "key"
 
 

@@ -61,7 +61,7 @@ def test_requests_that_wait_are_one_batch_up_to_its_size_and_keep_their_order():
     requests = [(["a", "b"], False), (["c"], False), (["d", "e", "f"], False), (["g"], False)]
     first, *others = ask(slow, requests, rows_per_batch=4)
     assert rows_of(first) == ["first"]
-    assert [rows_of(one) for one in others] == [rows for rows, _ in requests]
+    assert [rows_of(answers) for answers in others] == [rows for rows, _ in requests]
     assert slow.batches == [[["first"]], [["a", "b"], ["c"], ["d", "e", "f"]], [["g"]]]
 
 
@@ -69,7 +69,7 @@ def test_requests_with_and_without_attention_are_not_one_batch():
     slow = Slow()
     _, *others = ask(slow, [(["a"], False), (["b"], True), (["c"], True)])
     assert slow.batches[1:] == [[["a"]], [["b"], ["c"]]]
-    assert [one[0]["attention"] for one in others] == [False, True, True]
+    assert [answers[0]["attention"] for answers in others] == [False, True, True]
 
 
 def test_a_request_that_fails_leaves_those_beside_it_alone():

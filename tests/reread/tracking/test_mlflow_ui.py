@@ -34,8 +34,8 @@ def write_report(folder: Path, run_keys: Mapping[str, Sequence[str]]) -> Path:
     variants = {
         name: {"data": "snippets", "score": "accuracy", "n": 2, "parameters": 1234,
                "seeds": {str(seed): {"run_key": key} for seed, key in enumerate(run_keys[name])},
-               "test": {"accuracy": dict(zip(("mean", "low", "high"), found, strict=True))}}
-        for name, found in scores.items()
+               "test": {"accuracy": dict(zip(("mean", "low", "high"), values, strict=True))}}
+        for name, values in scores.items()
     }  # fmt: skip
     verdict = {"name": "better", "verdict": "supported", "claim": "HAN is better.", "sentence": "It is.",
                "treatment": "han", "control": "gru-flat"}  # fmt: skip

@@ -60,11 +60,11 @@ def test_a_baseline_answers_raw_rows_where_the_project_is_not(folder, name, data
     if calibration:
         expected = tempered(expected, calibration.temperature)
     for rows in (*elsewhere, here):
-        found = [[row["probabilities"][one] for one in prepared.classes] for row in rows[start:stop]]
-        np.testing.assert_allclose(np.array(found), expected, rtol=1e-6)
+        probabilities = [[row["probabilities"][label] for label in prepared.classes] for row in rows[start:stop]]
+        np.testing.assert_allclose(np.array(probabilities), expected, rtol=1e-6)
         if task == "multi-label":  # the labels that the report counts
             likely = baseline.probabilities["test"] >= baseline.metrics["validation"]["thresholds"]["overall"]
-            wanted = [[one for one, there in zip(prepared.classes, row, strict=True) if there] for row in likely]
+            wanted = [[label for label, there in zip(prepared.classes, row, strict=True) if there] for row in likely]
             assert [row["label"] for row in rows[start:stop]] == wanted
     assert model.variant == name and model.card.startswith(f"# {name} on {data}")
     assert model.card == (files / "model_card.md").read_text()
@@ -96,11 +96,11 @@ def test_a_baseline_is_one_version_and_a_run_with_its_metrics(folder, monkeypatc
     baseline, tracking = fitted(folder, "tf-idf", prepared), open_tracking()
     version = log_baseline(tracking, "trial", "tf-idf", baseline, prepared)
     assert log_baseline(tracking, "trial", "tf-idf", baseline, prepared) == version
-    found = tracking.client.get_model_version("reread-snippets-single-label", version)
-    run = tracking.client.get_run(found.run_id)
+    registered = tracking.client.get_model_version("reread-snippets-single-label", version)
+    run = tracking.client.get_run(registered.run_id)
     assert run.info.status == "FINISHED" and float(run.data.params["C"]) == baseline.chosen
     assert run.data.metrics["test.accuracy"] == baseline.metrics["test"]["accuracy"]
-    assert found.tags["validation.rows"] == "2" and found.tags["variant"] == "tf-idf"
+    assert registered.tags["validation.rows"] == "2" and registered.tags["variant"] == "tf-idf"
 
     # One that is to be registered while MLflow is away waits with its report.
     lines: list[str] = []
@@ -115,7 +115,7 @@ def test_a_baseline_is_one_version_and_a_run_with_its_metrics(folder, monkeypatc
         Tracker(lines.append).report({"report": "trial", "models": [], "baselines": [about]}, here)
     assert len(lines) == 1 and reconcile(here).recorded == ["report-trial"]
     (model,) = tracking.client.search_registered_models()
-    assert {name: str(one) for name, one in model.aliases.items()} == {"champion": version}
+    assert {name: str(number) for name, number in model.aliases.items()} == {"champion": version}
     assert len(tracking.client.search_model_versions()) == 1
 
 

@@ -106,26 +106,26 @@ def test_a_han_reads_raw_text_where_the_project_is_not(folder):
     logits = torch.from_numpy(inference.predict(network, opened, np.arange(len(TEXTS))))
     expected = torch.softmax(logits.double(), 1).numpy()
     np.testing.assert_allclose(
-        [[row["probabilities"][one] for one in ("read", "draw")] for row in rows], expected, atol=1e-6
+        [[row["probabilities"][label] for label in ("read", "draw")] for row in rows], expected, atol=1e-6
     )
-    assert [row["label"] for row in rows] == [("read", "draw")[one] for one in expected.argmax(1)]
+    assert [row["label"] for row in rows] == [("read", "draw")[number] for number in expected.argmax(1)]
     np.testing.assert_allclose([row["probability"] for row in rows], expected.max(1), atol=1e-6)
 
     # Attention: one entry a kept sentence, weights that add up to 1, the words that the user wrote.
     first = rows[0]["attention"]
-    assert [one["words"] for one in first] == [
+    assert [sentence["words"] for sentence in first] == [
         ["return", "the", "sum", "of", "two", "numbers"],
         ["both", "must", "be", "positive", "."],
     ]
-    assert sum(one["weight"] for one in first) == pytest.approx(1, abs=1e-5)
-    for one in first:
-        assert len(one["words"]) == len(one["word_weights"])
-        assert sum(one["word_weights"]) == pytest.approx(1, abs=1e-5)
+    assert sum(sentence["weight"] for sentence in first) == pytest.approx(1, abs=1e-5)
+    for sentence in first:
+        assert len(sentence["words"]) == len(sentence["word_weights"])
+        assert sum(sentence["word_weights"]) == pytest.approx(1, abs=1e-5)
     assert rows[TEXTS.index("")]["attention"] == []
 
     signature = read_model_file(files)["signature"]
     assert json.loads(signature["inputs"]) == [{"type": "string", "name": "text", "required": True}]
-    assert [one["name"] for one in json.loads(signature["outputs"])] == [
+    assert [output["name"] for output in json.loads(signature["outputs"])] == [
         "label",
         "probability",
         "probabilities",
@@ -134,7 +134,7 @@ def test_a_han_reads_raw_text_where_the_project_is_not(folder):
         "cut",
         "attention",
     ]
-    assert [one["name"] for one in json.loads(signature["params"])] == ["attention"]
+    assert [parameter["name"] for parameter in json.loads(signature["params"])] == ["attention"]
     assert (files / "input_example.json").is_file()
     requirements = (files / "requirements.txt").read_text().split()
     assert {line.split("==")[0] for line in requirements} >= {"mlflow", "torch", "safetensors", "blingfire"}
@@ -256,10 +256,8 @@ def test_one_version_a_run_and_one_champion_a_data_set(folder):
     assert set_champion(tracking, "snippets", single) == better
     tracking.client.delete_experiment(tracking.experiment("rival"))
     assert set_champion(tracking, "snippets", single) == single
-    assert {one.tags["variant"] for one in tracking.client.search_model_versions("name = 'reread-snippets'")} == {
-        "han",
-        "gru_flat",
-    }
+    versions = tracking.client.search_model_versions("name = 'reread-snippets'")
+    assert {version.tags["variant"] for version in versions} == {"han", "gru_flat"}
     # The run names its model, and the model its run.
     (output,) = tracking.client.get_run(run_id).outputs.model_outputs
     assert tracking.client.get_logged_model(output.model_id).source_run_id == run_id

@@ -29,7 +29,7 @@ from tests.reread.tracking.examples import (
 
 
 def runs_with(tracking, tag: str, value: str) -> list:
-    everywhere = [one.experiment_id for one in tracking.client.search_experiments()]
+    everywhere = [experiment.experiment_id for experiment in tracking.client.search_experiments()]
     return list(tracking.client.search_runs(everywhere, f"tags.{tag} = '{value}'"))
 
 
@@ -78,7 +78,8 @@ def test_eight_processes_meet_no_database_and_all_finish(folder):
     *recorded, codes = output.splitlines()
     assert codes == str([0] * 8) and len(recorded) == 8 and len(set(recorded)) == 1
     tracking = open_tracking()
-    assert [one.name for one in tracking.client.search_experiments() if one.name != "Default"] == ["trial"]
+    names = [experiment.name for experiment in tracking.client.search_experiments()]
+    assert [name for name in names if name != "Default"] == ["trial"]
     for job in jobs:
         run = run_of(tracking, job)
         assert run.info.status == "FINISHED"
@@ -132,8 +133,8 @@ def test_learnt_betas_are_one_metric_whose_steps_are_the_layers(folder):
     tracking = open_tracking()
     run_id = tracking.record(job)
     tracking.record(job, evaluate_run(run))
-    found = tracking.client.get_metric_history(run_id, "beta")
-    assert sorted((metric.step, metric.value) for metric in found) == [(1, 0.5), (2, 1.5)]
+    betas = tracking.client.get_metric_history(run_id, "beta")
+    assert sorted((metric.step, metric.value) for metric in betas) == [(1, 0.5), (2, 1.5)]
 
 
 def test_a_resumed_run_is_the_same_run_and_repeats_no_step(folder):
