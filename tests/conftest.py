@@ -168,14 +168,14 @@ class Project:
 
     def processes(self) -> dict[int, list[str]]:
         """The command lines of the processes whose current folder is this copy, by process id (Linux)."""
-        found = {}
+        commands = {}
         for entry in Path("/proc").glob("[0-9]*"):
             try:
                 if os.readlink(entry / "cwd") == str(self.directory):
-                    found[int(entry.name)] = (entry / "cmdline").read_bytes().decode().rstrip("\0").split("\0")
+                    commands[int(entry.name)] = (entry / "cmdline").read_bytes().decode().rstrip("\0").split("\0")
             except OSError:
                 continue
-        return found
+        return commands
 
     def git(self, *arguments: str) -> str:
         return self.run("git", *arguments).stdout

@@ -167,8 +167,8 @@ def kill_repro_in_training(project) -> None:
     while not training:
         assert process.poll() is None, "dvc repro ended before anything was trained"
         time.sleep(0.02)
-        found = project.directory.glob("runs/*/checkpoints/0*")
-        training = [path for path in found if path.parent.parent not in finished]
+        checkpoints = project.directory.glob("runs/*/checkpoints/0*")
+        training = [path for path in checkpoints if path.parent.parent not in finished]
         before = (project.directory / "dvc.lock").read_bytes()
     os.killpg(process.pid, signal.SIGKILL)
     process.wait()

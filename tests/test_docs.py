@@ -49,18 +49,18 @@ def simple_commands(line: str) -> Iterator[list[str]]:
         if words and words[0] == "ssh":
             yield from simple_commands(" ".join(words[2:]))  # after the host
         elif words:
-            yield [one for before, one in zip(["", *words], words, strict=False) if not {before, one} & {"<", ">"}]
+            yield [part for before, part in zip(["", *words], words, strict=False) if not {before, part} & {"<", ">"}]
         words = []
 
 
 def commands_of(program: str) -> list[list[str]]:
     """Return the words of each shown command of a program; variables before it are left out."""
-    found = []
+    commands = []
     for command in (command for line in LINES for command in simple_commands(line)):
         words = [word for word in command if not re.match(r"[A-Z_]+=", word)]
         if words[:1] == [program] or (program == "python" and "python" in words):
-            found.append(words[words.index(program) + 1 :])
-    return found
+            commands.append(words[words.index(program) + 1 :])
+    return commands
 
 
 def load(name: str):
@@ -97,7 +97,7 @@ def test_the_adapter_of_reuters_gives_the_rows_of_mod_apte():
 
     def article(topics, number, **attributes):
         given = " ".join(f'{name}="{value}"' for name, value in {**kept, **attributes, "NEWID": number}.items())
-        marks = "".join(f"<D>{one}</D>" for one in topics)
+        marks = "".join(f"<D>{topic}</D>" for topic in topics)
         return f"<REUTERS {given}>\n<TOPICS>{marks}</TOPICS>\n<TITLE>A &lt;B></TITLE><BODY>Text.\x03</BODY></REUTERS>\n"
 
     text = article(["oil", "tin"], 1) + article(["oil"], 2, LEWISSPLIT="TEST") + article([], 3)
@@ -118,13 +118,13 @@ def test_each_target_of_make_exists():
 # Prints the help of programs, by name: in one process, because most import torch.
 HELP = """
 import contextlib, io, json, runpy, sys
-found = {}
+texts = {}
 for name in sys.argv[1:]:
     sys.argv = [name, "--help"]
     with contextlib.redirect_stdout(io.StringIO()) as printed, contextlib.suppress(SystemExit):
         runpy.run_module(name, run_name="__main__", alter_sys=True)
-    found[name] = printed.getvalue()
-print(json.dumps(found))
+    texts[name] = printed.getvalue()
+print(json.dumps(texts))
 """
 
 
@@ -162,8 +162,8 @@ def test_each_case_that_a_page_times_beside_a_peer_exists():
 
 def test_each_deployment_exists_with_the_parameters_shown():
     deployments = {
-        f"{Path(one['entrypoint'].partition(':')[0]).stem}/{one['name']}": one["entrypoint"]
-        for one in yaml.safe_load((ROOT / "prefect.yaml").read_text(encoding="utf-8"))["deployments"]
+        f"{Path(deployment['entrypoint'].partition(':')[0]).stem}/{deployment['name']}": deployment["entrypoint"]
+        for deployment in yaml.safe_load((ROOT / "prefect.yaml").read_text(encoding="utf-8"))["deployments"]
     }
     shown = [words for words in commands_of("prefect") if words[:2] == ["deployment", "run"]]
     assert shown

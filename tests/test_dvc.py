@@ -34,12 +34,12 @@ def test_the_page_of_plots_draws_without_a_network(project):
             lambda page: page.find_elements("css selector", ".vega-embed svg.marks")
         )
         assert len(drawn) >= 3
-        assert "http" not in driver.execute_script("return [...document.scripts].map(one => one.src).join(' ')")
+        assert "http" not in driver.execute_script("return [...document.scripts].map(script => script.src).join(' ')")
 
 
 def test_metrics_are_few_and_a_change_of_machine_is_a_line(project):
     shown = json.loads(project.run("dvc", "metrics", "show", "--json").stdout)[""]["data"]
-    (figures,) = (one["data"] for one in shown.values())
+    (figures,) = (entry["data"] for entry in shown.values())
     variants = make_plan("default", root=ROOT).variants
     assert {name for scores in figures.values() if isinstance(scores, dict) for name in scores} >= set(variants)
     path = project.directory / "results/default/summary.json"
@@ -75,7 +75,7 @@ def test_dvc_knows_every_file_that_a_run_depends_on(stage):
     for variant in plan.variants.values():
         kind = plan.data[variant.data]["kind"]
         for name in keys.source(variant.model, kind, *variant.settings())["files"]:
-            assert any(name == one or name.startswith(f"{one}/") for one in known), f"{stage}: {name}"
+            assert any(name == path or name.startswith(f"{path}/") for path in known), f"{stage}: {name}"
 
 
 def test_dvc_knows_every_published_experiment_and_runs_none_unasked(project):

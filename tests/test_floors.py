@@ -70,7 +70,7 @@ SOURCES = sorted(path for package in {*INSTALLED, "benchmarks"} for path in (ROO
 
 def room(path: str) -> str:
     """The room of a file, by its path from the root."""
-    return next(one for one in (path, *map(str, PurePath(path).parents)) if one in LEVEL)
+    return next(place for place in (path, *map(str, PurePath(path).parents)) if place in LEVEL)
 
 
 def imports(path: Path) -> set[str]:
@@ -88,8 +88,8 @@ def imports(path: Path) -> set[str]:
 def project_file(name: str) -> str | None:
     """The file of the longest beginning of a dotted name that is a module of the project, by its path from the root."""
     parts = name.split(".")
-    found = (module_file(".".join(parts[:end])) for end in range(len(parts), 0, -1))
-    return next((file.relative_to(ROOT).as_posix() for file in found if file), None)
+    files = (module_file(".".join(parts[:end])) for end in range(len(parts), 0, -1))
+    return next((file.relative_to(ROOT).as_posix() for file in files if file), None)
 
 
 @pytest.mark.parametrize("path", SOURCES, ids=lambda path: path.relative_to(ROOT).as_posix())
@@ -110,10 +110,10 @@ def test_imports_run_downward_and_libraries_keep_to_their_floor(path):
 
 def test_each_package_is_installed():
     """The reread command does not see the checkout's folder, only what pyproject.toml installs."""
-    found = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["setuptools"]["packages"][
+    section = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["setuptools"]["packages"][
         "find"
     ]
-    assert found["include"] == [f"{package}*" for package in INSTALLED]
+    assert section["include"] == [f"{package}*" for package in INSTALLED]
 
 
 def test_no_source_starts_dvc():

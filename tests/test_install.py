@@ -27,14 +27,14 @@ version = "0"
 @pytest.fixture
 def folder(tmp_path) -> Path:
     """A project whose locks have the wheels of ``tmp_path``/wheels: torch as a CPU and as a CUDA build."""
-    found = tmp_path / "wheels"
-    found.mkdir()
+    directory = tmp_path / "wheels"
+    directory.mkdir()
     shutil.copy2(ROOT / "Makefile", tmp_path)
     shutil.copy2(wheels.__file__, tmp_path / "backend.py")
     (tmp_path / "pyproject.toml").write_text(PROJECT)
-    (tmp_path / "requirements.lock").write_text(wheel(found, "filelock", "1.0"))
-    (tmp_path / "requirements-cpu.lock").write_text(wheel(found, "torch", "2.13.0+cpu", "filelock"))
-    cuda = [wheel(found, "torch", "2.13.0", "nvidia-nccl"), wheel(found, "nvidia-nccl", "2.0")]
+    (tmp_path / "requirements.lock").write_text(wheel(directory, "filelock", "1.0"))
+    (tmp_path / "requirements-cpu.lock").write_text(wheel(directory, "torch", "2.13.0+cpu", "filelock"))
+    cuda = [wheel(directory, "torch", "2.13.0", "nvidia-nccl"), wheel(directory, "nvidia-nccl", "2.0")]
     (tmp_path / "requirements-cuda.lock").write_text("".join(cuda))
     return tmp_path
 
@@ -47,18 +47,20 @@ def install(folder: Path) -> tuple[int, dict[str, str]]:
     done = subprocess.run(command, cwd=folder, env=alone, capture_output=True, text=True)
     listing = [folder / ".venv/bin/python", "-m", "pip", "list", "--format", "json"]
     listed = subprocess.run(listing, env=alone, capture_output=True, check=True)
-    return done.returncode, {one["name"]: one["version"] for one in json.loads(listed.stdout)}
+    return done.returncode, {package["name"]: package["version"] for package in json.loads(listed.stdout)}
 
 
 def test_the_cpu_build_is_installed_where_pip_finds_it(folder):
-    code, found = install(folder)
-    assert code == 0 and found["torch"] == "2.13.0+cpu" and "nvidia-nccl" not in found and "filelock" in found
+    code, installed = install(folder)
+    assert (
+        code == 0 and installed["torch"] == "2.13.0+cpu" and "nvidia-nccl" not in installed and "filelock" in installed
+    )
 
 
 def test_the_cuda_build_comes_with_its_packages_where_pip_finds_no_other(folder):
     next((folder / "wheels").glob("*+cpu*")).unlink()
-    code, found = install(folder)
-    assert code == 0 and found["torch"] == "2.13.0" and found["nvidia-nccl"] == "2.0"
+    code, installed = install(folder)
+    assert code == 0 and installed["torch"] == "2.13.0" and installed["nvidia-nccl"] == "2.0"
 
 
 @pytest.mark.parametrize("altered", [("torch", "2.13.0+cpu"), ("filelock", "1.0")])
@@ -67,5 +69,7 @@ def test_another_wheel_than_the_locked_one_is_refused(folder, altered):
     wheel(folder / "wheels", name, version, "filelock" if name == "torch" else "pip")
     if name == "torch":
         wheel(folder / "wheels", name, version)
-    code, found = install(folder)
-    assert code != 0 and name not in found and "torch" not in found and not (folder / ".venv/installed").exists()
+    code, installed = install(folder)
+    assert (
+        code != 0 and name not in installed and "torch" not in installed and not (folder / ".venv/installed").exists()
+    )

@@ -18,7 +18,7 @@ JUDGE = ("judge", str(ROOT / "docs/scores.csv"), "--control", "relu", "--margin"
 
 def needed(requirements: list[str], extra: str = "") -> set[str]:
     """Return the distributions that these requirements bring here, with all that they require in turn."""
-    found: set[str] = set()
+    distributions: set[str] = set()
     waiting = [(text, extra) for text in requirements]
     while waiting:
         text, extra = waiting.pop()
@@ -26,11 +26,11 @@ def needed(requirements: list[str], extra: str = "") -> set[str]:
         if requirement.marker and not requirement.marker.evaluate({"extra": extra}):
             continue
         name = requirement.name.lower()
-        if name not in found and name != "reread":
-            found.add(name)
+        if name not in distributions and name != "reread":
+            distributions.add(name)
             for inner in importlib.metadata.requires(name) or ():
-                waiting += [(inner, one) for one in ("", *requirement.extras)]
-    return found
+                waiting += [(inner, inner_extra) for inner_extra in ("", *requirement.extras)]
+    return distributions
 
 
 @pytest.fixture(scope="module")

@@ -69,7 +69,7 @@ def made(device: torch.device) -> tuple[EveryOperation, Tensor, Tensor]:
 
 def gradients(network: nn.Module, images: Tensor, lengths: Tensor) -> dict[str, Tensor]:
     network(images, lengths).square().mean().backward()
-    return {name.removeprefix("module."): one.grad.cpu() for name, one in network.named_parameters()}
+    return {name.removeprefix("module."): parameter.grad.cpu() for name, parameter in network.named_parameters()}
 
 
 def train_a_step(rank: int, device_type: str, folder: str) -> None:
@@ -83,7 +83,7 @@ def train_a_step(rank: int, device_type: str, folder: str) -> None:
     try:
         network, images, lengths = made(device)
         half = slice(rank * BATCH // PROCESSES, (rank + 1) * BATCH // PROCESSES)
-        found = gradients(DistributedDataParallel(network), images[half], lengths[half])
-        torch.save(found, Path(folder) / f"{rank}.pt")
+        half_gradients = gradients(DistributedDataParallel(network), images[half], lengths[half])
+        torch.save(half_gradients, Path(folder) / f"{rank}.pt")
     finally:
         torch.distributed.destroy_process_group()

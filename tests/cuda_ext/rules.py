@@ -9,10 +9,10 @@ from cuda_ext import bench
 from cuda_ext.bench import as_tuple
 
 
-def relative_error(found, exact):
+def relative_error(results, exact):
     """The benchmark's own, of results of equal shapes."""
-    assert [a.shape for a in as_tuple(found)] == [b.shape for b in as_tuple(exact)]
-    return bench.relative_error(found, exact)
+    assert [a.shape for a in as_tuple(results)] == [b.shape for b in as_tuple(exact)]
+    return bench.relative_error(results, exact)
 
 
 def fifty_runs_give_the_same_bits(function, inputs):
@@ -63,5 +63,5 @@ def torch_compile_takes_it_whole(function, inputs, tolerance):
     def surrounded(first, *others):
         return tuple(result.sin() for result in as_tuple(function(first * 1.25, *others)))
 
-    found = torch.compile(surrounded, fullgraph=True)(*inputs)
-    assert relative_error(found, surrounded(*inputs)) <= tolerance
+    results = torch.compile(surrounded, fullgraph=True)(*inputs)
+    assert relative_error(results, surrounded(*inputs)) <= tolerance

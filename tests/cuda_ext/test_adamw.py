@@ -14,7 +14,7 @@ SHAPES = [(3,), (4, 5), ()]
 def drawn(dtype=torch.float32):
     generator = torch.Generator().manual_seed(0)
     parameters, gradients = ([torch.randn(shape, generator=generator, dtype=dtype) for shape in SHAPES] for _ in "pg")
-    means, squares = ([torch.zeros_like(one) for one in parameters] for _ in "mv")
+    means, squares = ([torch.zeros_like(parameter) for parameter in parameters] for _ in "mv")
     return [parameters, gradients, means, squares, [torch.zeros(()) for _ in SHAPES]]
 
 
@@ -24,31 +24,31 @@ RATES, DECAYS = [0.1, 0.1, 0.02], [0.0, 0.3, 0.3]
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_it_is_torch_s_fused_adamw_of_groups(dtype):
     lists = drawn(dtype)
-    theirs = [torch.nn.Parameter(one.clone()) for one in lists[0]]
+    theirs = [torch.nn.Parameter(parameter.clone()) for parameter in lists[0]]
     groups = [
-        {"params": [one], "lr": rate, "weight_decay": decay}
-        for one, rate, decay in zip(theirs, RATES, DECAYS, strict=True)
+        {"params": [parameter], "lr": rate, "weight_decay": decay}
+        for parameter, rate, decay in zip(theirs, RATES, DECAYS, strict=True)
     ]
     optimiser = torch.optim.AdamW(groups, fused=True)
     for factor in (1.0, -0.5, 2.0):
-        for one, gradient in zip(theirs, lists[1], strict=True):
+        for parameter, gradient in zip(theirs, lists[1], strict=True):
             gradient.mul_(factor)
-            one.grad = gradient.clone()
+            parameter.grad = gradient.clone()
         adamw(*lists, RATES, DECAYS)
         optimiser.step()
-    for i, one in enumerate(theirs):
-        state = optimiser.state[one]
-        for found, expected in zip(
+    for i, parameter in enumerate(theirs):
+        state = optimiser.state[parameter]
+        for value, expected in zip(
             (lists[0][i], lists[2][i], lists[3][i], lists[4][i]),
-            (one.detach(), state["exp_avg"], state["exp_avg_sq"], state["step"]),
+            (parameter.detach(), state["exp_avg"], state["exp_avg_sq"], state["step"]),
             strict=True,
         ):
-            assert torch.equal(found, expected)
+            assert torch.equal(value, expected)
 
 
 def test_an_overflow_changes_nothing_but_the_scale_of_gradients():
     lists = drawn()
-    before = [[one.clone() for one in given] for given in lists]
+    before = [[tensor.clone() for tensor in given] for given in lists]
     adamw(*lists, RATES, DECAYS, overflow=torch.tensor(1.0))
     for given, old in zip(lists, before, strict=True):
         assert all(torch.equal(a, b) for a, b in zip(given, old, strict=True))
@@ -71,12 +71,12 @@ def test_gradients_count_as_if_clipped_and_stay(largest):
     kept = [gradient.clone() for gradient in plain[1]]
     adamw(*plain, RATES, DECAYS, norm=norm, largest_norm=largest)
     assert all(torch.equal(a, b) for a, b in zip(plain[1], kept, strict=True))
-    for one in clipped[1]:
-        one.mul_((largest / (norm + 1e-6)).clamp(max=1))
+    for tensor in clipped[1]:
+        tensor.mul_((largest / (norm + 1e-6)).clamp(max=1))
     adamw(*clipped, RATES, DECAYS)
     # The norm is that of the gradients without their scale.
-    for one in scaled[1]:
-        one.mul_(8)
+    for tensor in scaled[1]:
+        tensor.mul_(8)
     adamw(*scaled, RATES, DECAYS, norm=norm, largest_norm=largest, scale=torch.tensor(8.0), overflow=torch.tensor(0.0))
     for i in (0, 2, 3):
         for a, b, c in zip(clipped[i], plain[i], scaled[i], strict=True):

@@ -21,10 +21,11 @@ def test_the_error_against_float64_is_rounding(shapes):
     torch.manual_seed(0)
     tensors = drawn(shapes)
     exact = by_group(*map(in_float64, tensors))
-    found = ours(*tensors)
+    results = ours(*tensors)
     for part in range(3):
         a, b = (
-            torch.cat([one.flatten() for one in given[part * len(shapes) :][: len(shapes)]]) for given in (found, exact)
+            torch.cat([tensor.flatten() for tensor in given[part * len(shapes) :][: len(shapes)]])
+            for given in (results, exact)
         )
         assert rules.relative_error(a, b) <= LARGEST_ERROR
     assert all(step.item() == 11 for step in tensors[-len(shapes) :])
@@ -98,8 +99,8 @@ def test_an_overflow_changes_nothing():
     tensors = drawn(LISTS[2])
     before = [tensor.clone() for tensor in tensors]
     settings = [0.1] * len(LISTS[2]), [0.1] * len(LISTS[2])
-    one, zero = torch.ones((), device="cuda"), torch.zeros((), device="cuda")
-    adamw(*lists_of(tensors), *settings, overflow=one)
+    nonzero, zero = torch.ones((), device="cuda"), torch.zeros((), device="cuda")
+    adamw(*lists_of(tensors), *settings, overflow=nonzero)
     assert all(torch.equal(a, b) for a, b in zip(tensors, before, strict=True))
     adamw(*lists_of(tensors), *settings, overflow=zero)
     assert not torch.equal(tensors[0], before[0])
@@ -163,8 +164,8 @@ def test_training_goes_on_with_torch_s_state_and_torch_with_this(scaled):
             trained(optimiser, network, 5, scaler)
             state = optimiser.state_dict()
         networks.append((network, state))
-    (one, state), (two, same), (theirs, expected) = networks
-    for a, b, c in zip(one.parameters(), two.parameters(), theirs.parameters(), strict=True):
+    (own_first, state), (own_last, same), (theirs, expected) = networks
+    for a, b, c in zip(own_first.parameters(), own_last.parameters(), theirs.parameters(), strict=True):
         torch.testing.assert_close(a, c, rtol=1e-5, atol=1e-6)
         torch.testing.assert_close(b, c, rtol=1e-5, atol=1e-6)
     for values, equal, wanted in zip(*(given["state"].values() for given in (state, same, expected)), strict=True):

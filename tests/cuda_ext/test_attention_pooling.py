@@ -39,9 +39,9 @@ def test_it_is_the_network_s_own_layer(dtype):
     own = states.clone().requires_grad_()
     parameters = (layer.projection.weight, layer.projection.bias, layer.context_vector)
     expected = layer(states.requires_grad_(), LENGTHS)
-    found = attention_pooling(own, LENGTHS, *parameters)
-    torch.testing.assert_close(found, expected)
-    loss, same = ((pooled.sin().sum() + weights.square().sum()) for pooled, weights in (expected, found))
+    results = attention_pooling(own, LENGTHS, *parameters)
+    torch.testing.assert_close(results, expected)
+    loss, same = ((pooled.sin().sum() + weights.square().sum()) for pooled, weights in (expected, results))
     torch.testing.assert_close(
         torch.autograd.grad(same, (own, *parameters)), torch.autograd.grad(loss, (states, *parameters))
     )
@@ -66,12 +66,12 @@ def test_ragged_and_padded_agree(dtype):
     tolerance = {"rtol": 0, "atol": 1e-6 if dtype == torch.float32 else 0.1 if dtype.itemsize == 2 else 1e-12}
     states, offsets = packed(tensors[0].detach())
     states.requires_grad_()
-    found = attention_pooling_ragged(states, offsets, *tensors[1:])
+    results = attention_pooling_ragged(states, offsets, *tensors[1:])
     expected = attention_pooling(tensors[0], LENGTHS, *tensors[1:])
-    assert [result.dtype for result in found] == [result.dtype for result in expected]
-    torch.testing.assert_close(found[0], expected[0], **tolerance)
-    torch.testing.assert_close(found[1], packed(expected[1].unsqueeze(-1))[0].squeeze(-1), **tolerance)
-    ours = torch.autograd.grad([found[0].sum(), found[1].square().sum()], (states, *tensors[1:]))
+    assert [result.dtype for result in results] == [result.dtype for result in expected]
+    torch.testing.assert_close(results[0], expected[0], **tolerance)
+    torch.testing.assert_close(results[1], packed(expected[1].unsqueeze(-1))[0].squeeze(-1), **tolerance)
+    ours = torch.autograd.grad([results[0].sum(), results[1].square().sum()], (states, *tensors[1:]))
     theirs = torch.autograd.grad([expected[0].sum(), expected[1].square().sum()], tensors)
     torch.testing.assert_close(ours, (packed(theirs[0])[0], *theirs[1:]), **tolerance)
 

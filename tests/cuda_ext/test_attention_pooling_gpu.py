@@ -88,15 +88,15 @@ def test_the_library_is_what_runs():
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_the_error_of_results_and_gradients_against_float64(dtype, shape):
     given = inputs(*shape, dtype=dtype)
-    found, exact = everything(*given), everything(*doubled(given), function=formula)
-    errors = [rules.relative_error(a, b) for a, b in zip(found, exact, strict=True)]
+    results, exact = everything(*given), everything(*doubled(given), function=formula)
+    errors = [rules.relative_error(a, b) for a, b in zip(results, exact, strict=True)]
     # One unit's softmax, or one row's step, can leave gradients that are rounding alone.
     if min(shape) > 2:
         assert max(errors) <= LARGEST_ERROR[dtype], errors
     assert max(errors[:2]) <= LARGEST_ERROR[dtype], errors
     padding = ~mask(given[1], shape[1])
-    assert not found[1][padding].any() and not found[2][padding].any()
-    assert not found[0][given[1] == 0].any()
+    assert not results[1][padding].any() and not results[2][padding].any()
+    assert not results[0][given[1] == 0].any()
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -120,10 +120,10 @@ def test_ragged_and_padded_agree(dtype, shape):
     expected = expected[0], expected[1][real], expected[2][real], *expected[3:]
     rows, offsets = packed(states, lengths)
     given = *parameters, gradient, weights_gradient[real]
-    found = everything(rows, offsets, *given, function=attention_pooling_ragged)
-    assert rules.relative_error(found, expected) <= 2 * LARGEST_ERROR[dtype]
+    results = everything(rows, offsets, *given, function=attention_pooling_ragged)
+    assert rules.relative_error(results, expected) <= 2 * LARGEST_ERROR[dtype]
     narrow = everything(rows, offsets.int(), *given, function=attention_pooling_ragged)
-    assert all(torch.equal(a, b) for a, b in zip(found, narrow, strict=True))
+    assert all(torch.equal(a, b) for a, b in zip(results, narrow, strict=True))
 
 
 @pytest.mark.parametrize("width", [100, 140])
@@ -131,16 +131,16 @@ def test_lengths_beyond_the_tensor_and_rows_of_no_sequence(width):
     states, lengths, *parameters, gradient, _ = inputs(6, 10, width, 20)
     states = states.nan_to_num()
     lengths = torch.tensor([99, -5, 3, 0, 2**40, 1], device="cuda")
-    found = everything(states, lengths, *parameters, gradient)
+    results = everything(states, lengths, *parameters, gradient)
     expected = everything(states, lengths.clamp(0, 10), *parameters, gradient)
-    assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
+    assert all(torch.equal(a, b) for a, b in zip(results, expected, strict=True))
     offsets = torch.tensor([2, 2, 9, 12, 12, 30, 41], device="cuda")
     rows = states.flatten(0, 1)
-    found = everything(rows, offsets, *parameters, gradient, function=attention_pooling_ragged)
+    results = everything(rows, offsets, *parameters, gradient, function=attention_pooling_ragged)
     same = everything(rows[2:41], offsets - 2, *parameters, gradient, function=attention_pooling_ragged)
-    for a in found[1:3]:
+    for a in results[1:3]:
         assert not a[:2].any() and not a[41:].any()
-    own = found[0], found[1][2:41], found[2][2:41], *found[3:]
+    own = results[0], results[1][2:41], results[2][2:41], *results[3:]
     if width <= 128:
         assert all(torch.equal(a, b) for a, b in zip(own, same, strict=True))
     else:
@@ -154,9 +154,9 @@ def test_nothing_at_all_and_rows_of_length_0(width):
         states = torch.ones(rows, steps, width, device="cuda")
         lengths = torch.zeros(rows, dtype=torch.int32, device="cuda")
         parameters = inputs(1, 1, width, 7)[2:5]
-        found = everything(states, lengths, *parameters, torch.ones(rows, width, device="cuda"))
-        assert [tuple(a.shape) for a in found[:3]] == [(rows, width), (rows, steps), (rows, steps, width)]
-        assert not any(a.any() for a in found)
+        results = everything(states, lengths, *parameters, torch.ones(rows, width, device="cuda"))
+        assert [tuple(a.shape) for a in results[:3]] == [(rows, width), (rows, steps), (rows, steps, width)]
+        assert not any(a.any() for a in results)
     given = inputs(4, 6, width, 7)
     given[1].zero_()
     assert not any(a.any() for a in everything(given[0] * float("nan"), *given[1:]))
@@ -173,8 +173,8 @@ def test_strides_and_misaligned_views(dtype):
         (flat, lengths, weight, torch.cat([gradient.new_zeros(1), gradient.flatten()])[1:].view_as(gradient)),
     ]
     for a, b, c, d in views:
-        found = everything(a, b, c, bias, context, d)
-        assert all(torch.equal(x, y) for x, y in zip(found, expected, strict=True))
+        results = everything(a, b, c, bias, context, d)
+        assert all(torch.equal(x, y) for x, y in zip(results, expected, strict=True))
     summed = attention_pooling(states.requires_grad_(), lengths, weight, bias, context)[0].sum()
     ones = everything(states, lengths, weight, bias, context, torch.ones_like(gradient))[2]
     assert torch.equal(torch.autograd.grad(summed, states)[0], ones)
@@ -183,19 +183,21 @@ def test_strides_and_misaligned_views(dtype):
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_half_precision_takes_float32_parameters(dtype):
     given = inputs(40, 30, 100, 100, dtype=dtype, parameters=torch.float32)
-    found, exact = everything(*given), everything(*doubled(given), function=formula)
-    assert [a.dtype for a in found] == [dtype, torch.float32, dtype, *[torch.float32] * 3]
-    assert rules.relative_error(found, exact) <= LARGEST_ERROR[dtype]
+    results, exact = everything(*given), everything(*doubled(given), function=formula)
+    assert [a.dtype for a in results] == [dtype, torch.float32, dtype, *[torch.float32] * 3]
+    assert rules.relative_error(results, exact) <= LARGEST_ERROR[dtype]
 
 
 def test_autocast_casts_the_states_and_leaves_the_parameters():
     given = inputs(40, 30, 100, 100)
     with torch.autocast("cuda", dtype=torch.bfloat16):
-        found = everything(*given[:5], given[5].bfloat16())
+        results = everything(*given[:5], given[5].bfloat16())
     expected = everything(given[0].bfloat16(), *given[1:5], given[5].bfloat16())
-    assert [a.dtype for a in found] == [torch.bfloat16, *[torch.float32] * 5]
-    assert torch.equal(found[2].bfloat16(), expected[2])
-    assert all(torch.equal(a, b) for a, b in zip((*found[:2], *found[3:]), (*expected[:2], *expected[3:]), strict=True))
+    assert [a.dtype for a in results] == [torch.bfloat16, *[torch.float32] * 5]
+    assert torch.equal(results[2].bfloat16(), expected[2])
+    assert all(
+        torch.equal(a, b) for a, b in zip((*results[:2], *results[3:]), (*expected[:2], *expected[3:]), strict=True)
+    )
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -212,13 +214,13 @@ def test_a_huge_gradient_of_one_sequence_leaves_the_others_theirs(shape, huge):
     states.nan_to_num_()
     lengths.clamp_(min=1)
     expected = everything(states, lengths, *parameters, gradient)[2]
-    one = shape[0] // 2
+    sequence = shape[0] // 2
     spoilt = gradient.clone()
-    spoilt[one] = huge
-    found = everything(states, lengths, *parameters, spoilt)[2]
-    others = torch.arange(shape[0], device="cuda") != one
-    assert rules.relative_error(found[others], expected[others]) <= LARGEST_ERROR[torch.float32]
-    each = (found - expected).double().flatten(1).norm(dim=1) / expected.double().flatten(1).norm(dim=1).clamp(
+    spoilt[sequence] = huge
+    of_states = everything(states, lengths, *parameters, spoilt)[2]
+    others = torch.arange(shape[0], device="cuda") != sequence
+    assert rules.relative_error(of_states[others], expected[others]) <= LARGEST_ERROR[torch.float32]
+    each = (of_states - expected).double().flatten(1).norm(dim=1) / expected.double().flatten(1).norm(dim=1).clamp(
         min=1e-30
     )
     assert each[others].max() <= 1e-3
@@ -230,9 +232,9 @@ def test_gradients_of_sequences_of_very_different_sizes_keep_their_digits(small)
     states.nan_to_num_()
     lengths.clamp_(min=2)
     gradient[::2] *= small
-    found = everything(states, lengths, *parameters, gradient)[2]
+    of_states = everything(states, lengths, *parameters, gradient)[2]
     exact = everything(*doubled([states, lengths, *parameters, gradient]), function=formula)[2]
-    assert rules.relative_error(found[::2], exact[::2]) <= LARGEST_ERROR[torch.float32]
+    assert rules.relative_error(of_states[::2], exact[::2]) <= LARGEST_ERROR[torch.float32]
 
 
 @pytest.mark.parametrize("width", [100, 140])
@@ -314,10 +316,10 @@ def test_more_than_2_to_the_31_elements():
     lengths = torch.randint(0, steps + 1, (rows,), device="cuda")
     parameters = inputs(1, 1, width, width, dtype=torch.float16)[2:5]
     gradient = torch.randn(rows, width, device="cuda").half()
-    found = everything(states, lengths, *parameters, gradient)
+    results = everything(states, lengths, *parameters, gradient)
     for some in (slice(0, 50), slice(rows - 50, rows)):
         expected = everything(states[some], lengths[some], *parameters, gradient[some])
-        assert rules.relative_error([a[some] for a in found[:3]], expected[:3]) <= LARGEST_ERROR[torch.float16]
+        assert rules.relative_error([a[some] for a in results[:3]], expected[:3]) <= LARGEST_ERROR[torch.float16]
 
 
 def test_two_devices_are_refused_and_so_is_the_compiled_operation_called_wrongly():

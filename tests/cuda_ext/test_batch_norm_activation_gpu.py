@@ -62,13 +62,13 @@ def test_the_error_against_float64_is_rounding(training, activation, dtype):
     """Channels that fill a lane of 16 bytes, that fill half of one, and that do not; more than a block has threads."""
     for shape in [(5, 8, 7, 9), (3, 12, 4, 5), (2, 7, 3, 3), (40, 33), (9, 3000), (64, 48, 20, 20), (2, 1, 5)]:
         x = numbers(*shape, dtype=dtype) + (100 if dtype in (torch.float32, torch.float64) else 1)
-        found, exact = both(x, *vectors(shape[1], dtype), activation, training)
+        results, exact = both(x, *vectors(shape[1], dtype), activation, training)
         room = 100 if dtype in (torch.float32, torch.float64) else 1  # of x's own digits, a hundredth is the spread
         # A relu at 0 flips with the last digit.
         if activation == "relu" and dtype != torch.float64:
-            assert relative_error(found[0], exact[0]) <= room * LARGEST_ERROR[dtype]
+            assert relative_error(results[0], exact[0]) <= room * LARGEST_ERROR[dtype]
         else:
-            assert relative_error(found, exact) <= room * LARGEST_ERROR[dtype], shape
+            assert relative_error(results, exact) <= room * LARGEST_ERROR[dtype], shape
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -76,8 +76,8 @@ def test_the_error_against_float64_is_rounding(training, activation, dtype):
 def test_fp32_to_1e_5_and_the_rest_to_their_digits_where_the_mean_is_near_zero(activation, dtype):
     for training, pooled in ((True, False), (False, False), (True, True), (False, True)):
         for shape in [(6, 16, 12, 10), (3, 12, 5, 7)]:
-            found, exact = both(numbers(*shape, dtype=dtype), *vectors(shape[1], dtype), activation, training, pooled)
-            errors = [relative_error(a, b) for a, b in zip(found, exact, strict=True)]
+            results, exact = both(numbers(*shape, dtype=dtype), *vectors(shape[1], dtype), activation, training, pooled)
+            errors = [relative_error(a, b) for a, b in zip(results, exact, strict=True)]
             assert max(errors) <= LARGEST_ERROR[dtype], (training, pooled, shape, errors)
 
 
@@ -97,8 +97,8 @@ def test_slices_of_channels_misaligned_views_and_other_strides(dtype):
     ]  # fmt: skip
     for view in views:
         given = vectors(view.shape[1], dtype)
-        found, exact = both(view, *given, "swish", True)
-        errors = [relative_error(a, b) for a, b in zip(found, exact, strict=True)]
+        results, exact = both(view, *given, "swish", True)
+        errors = [relative_error(a, b) for a, b in zip(results, exact, strict=True)]
         assert max(errors) <= LARGEST_ERROR[dtype], (view.shape, errors)
 
 
@@ -118,15 +118,15 @@ def test_parts_of_a_dense_block_equal_their_references():
             for add in (fused.part("batch_norm_activation_add_backward", x), fused.reference_add_backward):
                 total = numbers(300, 64, dtype=dtype, seed=3)
                 slope, offset = torch.ones(2, channels, device=device, dtype=computed)
-                found = add(dy, x, *arguments, True, total[:, :channels], slope, offset)
-                results.append((*found, total, slope, offset))
+                gradients = add(dy, x, *arguments, True, total[:, :channels], slope, offset)
+                results.append((*gradients, total, slope, offset))
             errors = [relative_error(a, b) for a, b in zip(*results, strict=True)]
             assert max(errors) <= LARGEST_ERROR[dtype], errors
             assert torch.equal(results[0][3][:, channels:], results[1][3][:, channels:])
             total, slope, offset = results[0][3:]
             finish = (total[:, :channels], x, given[2], slope, offset, columns)
-            found = fused.part("centred_gradient", x)(*finish)
-            assert relative_error(found, fused.reference_centred_gradient(*finish)) <= LARGEST_ERROR[dtype]
+            centred = fused.part("centred_gradient", x)(*finish)
+            assert relative_error(centred, fused.reference_centred_gradient(*finish)) <= LARGEST_ERROR[dtype]
             copied = torch.zeros(300, 64, device=device, dtype=dtype)
             mean, variance = torch.zeros(2, channels, device=device, dtype=computed)
             fused.part("copy_with_statistics", x)(x, copied[:, 4 : 4 + channels], mean, variance)
@@ -164,13 +164,13 @@ def test_the_products_of_a_dense_layer_equal_their_references(activation, dtype)
         room = 3 * LARGEST_ERROR[dtype]
 
         exact = fused.reference_product(*in_float64((x, w, *norm)), True)
-        found = product(x, w, *norm, True)
-        assert relative_error(found[0], exact[0]) <= room, where
+        results = product(x, w, *norm, True)
+        assert relative_error(results[0], exact[0]) <= room, where
         if rows > 1:
             # Of what was stored, they are exact to float32.
-            assert relative_error(found[1:], fused.reference_statistics(found[0].double())) <= 1e-4, where
+            assert relative_error(results[1:], fused.reference_statistics(results[0].double())) <= 1e-4, where
         without = product(x, w, *norm, False)
-        assert torch.equal(without[0], found[0]) and without[1].numel() == without[2].numel() == 0
+        assert torch.equal(without[0], results[0]) and without[1].numel() == without[2].numel() == 0
 
         for behind in ((None,) * 4, (numbers(rows, outputs, dtype=dtype, seed=4), *vectors(outputs)[:3])):
             if outputs > 64:
@@ -178,13 +178,13 @@ def test_the_products_of_a_dense_layer_equal_their_references(activation, dtype)
             total = numbers(rows, stride, dtype=dtype, seed=3)
             into = (total, *torch.ones(2, channels, device="cuda"))
             beside = total[:, channels:].clone()
-            exact_into = in_float64(one.clone() for one in into)
+            exact_into = in_float64(tensor.clone() for tensor in into)
             given, exact_given = (
-                (dy, *behind, w, x, *norm, True, one[0][:, :channels], *one[1:]) for one in (into, exact_into)
+                (dy, *behind, w, x, *norm, True, totals[0][:, :channels], *totals[1:]) for totals in (into, exact_into)
             )
             exact = fused.reference_product_backward(*in_float64(exact_given))
-            found = back(*given)
-            for a, b in zip((*found, total[:, :channels]), (*exact, exact_into[0][:, :channels]), strict=True):
+            gradients = back(*given)
+            for a, b in zip((*gradients, total[:, :channels]), (*exact, exact_into[0][:, :channels]), strict=True):
                 # A sum over the outputs alone may cancel: its error is one of its terms.
                 terms = float(dy.norm() * w.norm()) if b.numel() == 1 else 0.0
                 assert float((a - b).norm()) <= room * max(terms, float(b.norm())), where
@@ -294,8 +294,8 @@ def test_torch_compile_takes_it_whole_with_its_gradients():
     leaves = [tensor.requires_grad_() for tensor in given]
     dy = numbers(8, 12, 5, 5, seed=4)
     compiled = torch.compile(operation, fullgraph=True)(*leaves)
-    found, expected = (torch.autograd.grad(y, leaves, dy) for y in (compiled, operation(*leaves)))
-    assert relative_error(found, expected) <= 1e-6
+    gradients, expected = (torch.autograd.grad(y, leaves, dy) for y in (compiled, operation(*leaves)))
+    assert relative_error(gradients, expected) <= 1e-6
 
 
 def test_running_statistics_follow_pytorch_s_module_also_in_a_graph():

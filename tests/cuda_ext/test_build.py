@@ -24,11 +24,11 @@ def test_the_kernels_compile_and_are_published_whole():
     about = json.loads(path.read_text(encoding="utf-8")) if (path := build.BUILT / "library.json").exists() else {}
     gpus = [gpu for gpu in build.ARCHITECTURES if list(gpu[:2]) in about.get("architectures", [[9, 0]])]
     library_file = build.build(gpus=gpus)
-    found = build.built()
-    assert found == json.loads((build.BUILT / "library.json").read_text(encoding="utf-8"))
-    assert found["file"] == library_file.name
-    assert found["sources"] == build.source_key()
-    assert found["architectures"] == build.capabilities(gpus)
+    built = build.built()
+    assert built == json.loads((build.BUILT / "library.json").read_text(encoding="utf-8"))
+    assert built["file"] == library_file.name
+    assert built["sources"] == build.source_key()
+    assert built["architectures"] == build.capabilities(gpus)
     content = library_file.read_bytes()
     assert content.startswith(b"\x7fELF")
     for kernel in ("vector_add", "swish", "conv2d", "gru_forward"):
@@ -155,8 +155,8 @@ def test_a_library_that_does_not_fit_says_why_and_what_fixes_it(monkeypatch):
     )
     # In a wheel there are no sources, and nothing to make.
     monkeypatch.setattr(build, "kernel_sources", list)
-    for found in (None, {}, other, older):
-        reason = unfit_on_a_gpu(monkeypatch, found)
+    for about in (None, {}, other, older):
+        reason = unfit_on_a_gpu(monkeypatch, about)
         assert "wheel" in reason and "make ext" not in reason
 
 

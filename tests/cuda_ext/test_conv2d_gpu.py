@@ -87,9 +87,9 @@ def test_tiles_of_transforms_meet_without_a_gap(size, tile, copies):
         for padding in PADDINGS:
             if padding == "reflect" and min(shape[1:]) <= size // 2:
                 continue
-            found = conv2d(images.repeat(copies, 1, 1), weight, padding, "fft")
+            results = conv2d(images.repeat(copies, 1, 1), weight, padding, "fft")
             expected = exact(images, weight, padding).repeat(copies, 1, 1)
-            assert relative_error(found, expected) <= LARGEST_ERROR[torch.float32], shape
+            assert relative_error(results, expected) <= LARGEST_ERROR[torch.float32], shape
 
 
 @pytest.mark.parametrize(("size", "copies"), [(13, 1), (31, 1), (31, MANY)])
@@ -122,8 +122,8 @@ def test_filter_and_dtype_decide_between_kernels_and_so_does_the_flipped_filter(
         assert torch.equal(result, conv2d(images, weight, kernel=kernel))
         others = [name for name in ("register", "fft") if name != kernel]
         assert not any(torch.equal(result, conv2d(images, weight, kernel=other)) for other in others)
-        (found,) = torch.autograd.grad(result, images, back)
-        assert torch.equal(found, conv2d(back, weight.flip(0, 1), kernel=kernel))
+        (gradient,) = torch.autograd.grad(result, images, back)
+        assert torch.equal(gradient, conv2d(back, weight.flip(0, 1), kernel=kernel))
 
 
 @pytest.mark.parametrize(("tile", "copies"), [(64, 1), (128, MANY)])
@@ -131,11 +131,11 @@ def test_nan_in_a_tile_reaches_no_other_pair_of_tiles(tile, copies):
     images, weight = random(1, 400, 800).repeat(copies, 1, 1), random(31, 31, seed=1)
     expected = conv2d(images, weight, kernel="fft")
     images[0, 5, 5] = float("nan")
-    found = conv2d(images, weight, kernel="fft")
-    assert found[0, :21, :21].isnan().all()
-    assert torch.equal(found[0, tile:], expected[0, tile:])
-    assert torch.equal(found[0, :, 2 * tile :], expected[0, :, 2 * tile :])
-    assert torch.equal(found[1:], expected[1:])
+    results = conv2d(images, weight, kernel="fft")
+    assert results[0, :21, :21].isnan().all()
+    assert torch.equal(results[0, tile:], expected[0, tile:])
+    assert torch.equal(results[0, :, 2 * tile :], expected[0, :, 2 * tile :])
+    assert torch.equal(results[1:], expected[1:])
 
 
 @pytest.mark.parametrize("copies", [1, MANY])
@@ -145,10 +145,10 @@ def test_a_spectrum_and_results_that_begin_as_nan_are_written_whole(copies):
     torch.use_deterministic_algorithms(True)
     try:
         assert torch.empty(3, device="cuda").isnan().all()
-        found = conv2d(images, weight, kernel="fft")
+        results = conv2d(images, weight, kernel="fft")
     finally:
         torch.use_deterministic_algorithms(False)
-    assert torch.equal(found, expected)
+    assert torch.equal(results, expected)
 
 
 @pytest.mark.parametrize("dtype", DTYPES[1:])
@@ -173,10 +173,10 @@ def test_what_is_not_finite_stays_within_the_filters_reach_in_products(size, dty
         images[0, 30, 0] = images[0, 9, 131] = float("inf")
         images[1, 69, width - 1] = float("nan")
         for padding in PADDINGS:
-            found, expected = conv2d(images, weight, padding, "matrix"), exact(images, weight, padding)
+            results, expected = conv2d(images, weight, padding, "matrix"), exact(images, weight, padding)
             finite = expected.isfinite()
-            assert torch.equal(found.isfinite(), finite)
-            assert relative_error(found[finite], expected[finite]) <= LARGEST_ERROR[dtype]
+            assert torch.equal(results.isfinite(), finite)
+            assert relative_error(results[finite], expected[finite]) <= LARGEST_ERROR[dtype]
 
 
 @pytest.mark.parametrize("dtype", DTYPES[1:])
@@ -267,11 +267,11 @@ def test_gradients_against_float64(size, dtype, padding):
     for shape in [(2, 67, 64), (1, 150, 1030), (3, 40, 513)]:
         inputs = [random(*shape, dtype=dtype, seed=0), random(size, size, dtype=dtype, seed=1)]
         back = random(*shape, dtype=dtype, seed=2)
-        found = torch.autograd.grad(conv2d(*(t.requires_grad_() for t in inputs), padding), inputs, back)
+        gradients = torch.autograd.grad(conv2d(*(t.requires_grad_() for t in inputs), padding), inputs, back)
         wide = [t.detach().double().requires_grad_() for t in inputs]
         padded = F.pad(wide[0][:, None], (size // 2,) * 4, mode="constant" if padding == "zeros" else padding)
         expected = torch.autograd.grad(F.conv2d(padded, wide[1][None, None])[:, 0], wide, back.double())
-        assert relative_error(found, expected) <= limit, shape
+        assert relative_error(gradients, expected) <= limit, shape
 
 
 @pytest.mark.parametrize("padding", PADDINGS)
@@ -289,9 +289,9 @@ def test_torch_compile_takes_it_whole_with_its_gradients(padding):
     torch._dynamo.reset()
     compiled = torch.compile(lambda x, w: conv2d(x * 2, w, padding).sin(), fullgraph=True)
     inputs = images.requires_grad_(), weight.requires_grad_()
-    found = torch.autograd.grad(compiled(*inputs), inputs, back)
+    gradients = torch.autograd.grad(compiled(*inputs), inputs, back)
     expected = torch.autograd.grad(conv2d(inputs[0] * 2, weight, padding).sin(), inputs, back)
-    assert relative_error(found, expected) <= 1e-5
+    assert relative_error(gradients, expected) <= 1e-5
 
 
 @pytest.mark.filterwarnings("ignore")

@@ -19,9 +19,11 @@ def drawn(rows=6, classes=4, dtype=torch.float64):
 @pytest.mark.parametrize("smoothing", [0.0, 0.1, 1.0])
 def test_it_is_torch_s_with_its_gradient(dtype, smoothing):
     scores, targets = drawn(dtype=dtype)
-    found, expected = (f(scores, targets, label_smoothing=smoothing) for f in (cross_entropy, functional.cross_entropy))
-    assert torch.equal(found, expected)
-    slopes = (torch.autograd.grad(loss, scores, torch.tensor(3.0, dtype=dtype))[0] for loss in (found, expected))
+    own_loss, expected = (
+        f(scores, targets, label_smoothing=smoothing) for f in (cross_entropy, functional.cross_entropy)
+    )
+    assert torch.equal(own_loss, expected)
+    slopes = (torch.autograd.grad(loss, scores, torch.tensor(3.0, dtype=dtype))[0] for loss in (own_loss, expected))
     torch.testing.assert_close(*slopes)
 
 

@@ -46,8 +46,10 @@ def test_masked_classes_give_a_finite_loss_without_smoothing(classes):
 @pytest.mark.parametrize("size", [(0, 5), (MOST_SCORES // 4 + 1, 4)])
 def test_more_scores_and_none_take_pytorch_s(size):
     scores, targets = drawn(*size)
-    found, expected = (both_passes(one, scores, targets) for one in (cross_entropy, functional.cross_entropy))
-    for a, b in zip(found, expected, strict=True):
+    results, expected = (
+        both_passes(function, scores, targets) for function in (cross_entropy, functional.cross_entropy)
+    )
+    for a, b in zip(results, expected, strict=True):
         torch.testing.assert_close(a, b, equal_nan=True)
 
 

@@ -23,7 +23,7 @@ def test_two_processes_share_the_mean_of_their_gradients(device, tmp_path):
         )
     assert alone[0].keys() == dict(network.named_parameters()).keys()
     for rank in range(data_parallel.PROCESSES):
-        found = torch.load(tmp_path / f"{rank}.pt")
-        for name, gradient in found.items():
+        gradients = torch.load(tmp_path / f"{rank}.pt")
+        for name, gradient in gradients.items():
             assert not torch.equal(alone[0][name], alone[1][name]), name
             torch.testing.assert_close(gradient, (alone[0][name] + alone[1][name]) / 2, rtol=1e-4, atol=1e-6)

@@ -74,8 +74,8 @@ def test_it_is_its_layers_one_by_one(training, activation, beta):
         above = torch.randn(y.shape, generator=torch.Generator().manual_seed(2), dtype=y.dtype)
         gradients = torch.autograd.grad(y, wanted, above)
         results.append([y, *gradients, *halves.running_means, *halves.running_variances])
-    for expected, found in zip(*results, strict=True):
-        torch.testing.assert_close(found, expected)
+    for expected, result in zip(*results, strict=True):
+        torch.testing.assert_close(result, expected)
 
 
 @pytest.mark.parametrize("training", [True, False])
@@ -84,7 +84,9 @@ def test_gradients_match_finite_differences(training):
 
     def run(x, *given):
         weights, biases, betas, kernels = (list(given[at : at + 2]) for at in range(0, 8, 2))
-        running = ([one.clone() for one in many] for many in (halves.running_means, halves.running_variances))
+        running = (
+            [statistic.clone() for statistic in many] for many in (halves.running_means, halves.running_variances)
+        )
         own = Halves(weights, biases, betas, kernels, *running)
         return dense_block(x, own, training=training, activation="swish")[0]
 
@@ -135,10 +137,12 @@ def test_the_references_of_its_3x3_convolution_are_autograd_s():
     assert buffer[:, [0, 1, 8]].isnan().all()
     torch.testing.assert_close((own_variance, own_mean), torch.var_mean(buffer[:, 2:8], 0, correction=0))
     given = (dy, filters, x, *norm, True, 5, 4, 6)
-    scaled, found, *others, slope, offset = part["dense_convolution_backward"](*given)
+    scaled, of_filters, *others, slope, offset = part["dense_convolution_backward"](*given)
     torch.testing.assert_close(scaled + slope * (x - mean) + offset, to_x)
-    torch.testing.assert_close([one.flatten() for one in others], [one.flatten() for one in to_others])
-    torch.testing.assert_close(found, to_filters[:6])
+    torch.testing.assert_close(
+        [gradient.flatten() for gradient in others], [gradient.flatten() for gradient in to_others]
+    )
+    torch.testing.assert_close(of_filters, to_filters[:6])
 
 
 def test_autocast_casts_the_images_and_leaves_the_parameters():

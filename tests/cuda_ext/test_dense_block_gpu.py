@@ -69,8 +69,8 @@ def test_it_is_its_layers_one_by_one_in_float64(shape, dtype, training):
         y = y[0] if function is dense_block else y
         gradients = torch.autograd.grad(y.double().square().sum(), own)
         results.append((y, *gradients, *halves.running_means, *halves.running_variances))
-    found, exact = results
-    for a, b in zip(found, exact, strict=True):
+    of_block, exact = results
+    for a, b in zip(of_block, exact, strict=True):
         a, b = a.detach().double(), b.detach()
         assert a.shape == b.shape
         assert float((a - b).norm()) <= LARGEST_ERROR[dtype] * float(b.norm()) + 1e-7
@@ -100,9 +100,9 @@ def convolution(shape, dtype, offset=0.0):
     return x, filters, dy, (weight, bias - 1, mean, variance)
 
 
-def close(found, exact, error):
-    assert found.shape == exact.shape
-    assert float((found.double() - exact).norm()) <= error * float(exact.norm()) + 1e-6
+def close(result, exact, error):
+    assert result.shape == exact.shape
+    assert float((result.double() - exact).norm()) <= error * float(exact.norm()) + 1e-6
 
 
 @pytest.mark.parametrize("shape", IMAGES, ids=str)
@@ -113,7 +113,7 @@ def test_the_3x3_convolution_is_its_reference_for_any_images(shape, dtype, activ
     x, filters, dy, vectors = convolution(shape, dtype)
     beta = None if beta is None else torch.tensor(beta, device="cuda")
     norm = (*vectors, beta, fused.ACTIVATIONS.index(activation), 1e-5)
-    exact_norm = [one.double() if isinstance(one, torch.Tensor) else one for one in norm]
+    exact_norm = [value.double() if isinstance(value, torch.Tensor) else value for value in norm]
     exact_x, exact_filters, exact_dy = x.double(), filters.double(), dy.double()
     error = LARGEST_ERROR[dtype]
 
@@ -132,9 +132,9 @@ def test_the_3x3_convolution_is_its_reference_for_any_images(shape, dtype, activ
     close(mean, exact_mean, 1e-5)
     close(variance, exact_variance, 1e-5)
 
-    found = fused.part("dense_convolution_backward", x)(dy, filters, x, *norm, True, *sides, growth)
+    gradients = fused.part("dense_convolution_backward", x)(dy, filters, x, *norm, True, *sides, growth)
     exact = (exact_dy, exact_filters, exact_x, *exact_norm, True, *sides, growth)
-    for a, b in zip(found, fused.REFERENCES["dense_convolution_backward"](*exact), strict=True):
+    for a, b in zip(gradients, fused.REFERENCES["dense_convolution_backward"](*exact), strict=True):
         close(a, b, error)
 
 
@@ -154,12 +154,12 @@ def test_one_pixel_far_from_the_others_costs_the_new_statistics_no_digits(offset
 def test_the_block_keeps_each_bottleneck_once():
     x, *tensors = given("fits", torch.bfloat16)
     halves = halves_of(tensors)
-    found = torch.ops.cuda_ext.dense_block(
+    outputs = torch.ops.cuda_ext.dense_block(
         x, halves.weights, halves.biases, None, halves.kernels, halves.running_means, halves.running_variances,
         "relu", 1e-5, True, True,
     )  # fmt: skip
     rows, bottleneck = x.numel() // x.shape[1], SHAPES["fits"][2]
-    assert [tuple(one.shape) for one in found].count((rows, bottleneck)) == LAYERS
+    assert [tuple(output.shape) for output in outputs].count((rows, bottleneck)) == LAYERS
 
 
 def test_fifty_runs_give_the_same_bits():

@@ -19,10 +19,10 @@ def table(dtype=torch.float64):
 @pytest.mark.parametrize("index", INDICES)
 def test_rows_and_gradient_are_pytorch_s(dtype, index):
     ours, theirs = table(dtype), table(dtype)
-    found, expected = embedding(ours, TOKENS.to(index), padding=3), functional.embedding(TOKENS, theirs, 3)
-    assert torch.equal(found, expected)
+    rows, expected = embedding(ours, TOKENS.to(index), padding=3), functional.embedding(TOKENS, theirs, 3)
+    assert torch.equal(rows, expected)
     above = torch.randn_like(expected)
-    found.backward(above)
+    rows.backward(above)
     expected.backward(above)
     assert torch.equal(ours.grad, theirs.grad)
     assert not ours.grad[3].any()
@@ -63,7 +63,7 @@ def test_the_operation_keeps_pytorch_s_rules(index):
 
 
 @pytest.mark.parametrize(
-    ("found", "given"),
+    ("message", "given"),
     [
         (r"table \[V, E\] .* got \(5,\)", (torch.zeros(5), TOKENS)),
         ("got .* of torch.int64", (TOKENS, TOKENS)),
@@ -73,6 +73,6 @@ def test_the_operation_keeps_pytorch_s_rules(index):
         ("5 or None, got -2", (torch.zeros(5, 4), TOKENS, -2)),
     ],
 )
-def test_what_it_does_not_take_is_refused_with_what_came(found, given):
-    with pytest.raises(ValueError, match=found):
+def test_what_it_does_not_take_is_refused_with_what_came(message, given):
+    with pytest.raises(ValueError, match=message):
         embedding(*given)

@@ -11,7 +11,11 @@ from tests.cuda_ext import rules
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no NVIDIA GPU")]
 # The table's dtype and the result's.
-PAIRS = [(torch.float32, torch.float32), *((torch.float32, one) for one in HALF), *((one, one) for one in HALF)]
+PAIRS = [
+    (torch.float32, torch.float32),
+    *((torch.float32, dtype) for dtype in HALF),
+    *((dtype, dtype) for dtype in HALF),
+]
 LARGEST_ERROR = {torch.float64: 0.0, torch.float32: 1e-6, torch.float16: 1e-3, torch.bfloat16: 8e-3}
 # Rows, numbers a row, tokens: one of each, none, no whole pack, packs of 4 and of 8, more tokens of a row than a chunk,
 # tokens that end within one and at its end; numbers of three digits.
@@ -53,12 +57,12 @@ def inputs_of(size, table_dtype, dtype, index=torch.int64):
 @pytest.mark.parametrize("size", SIZES)
 def test_the_error_against_float64_is_rounding(size, index, table_dtype, dtype):
     inputs = inputs_of(size, table_dtype, dtype, index)
-    found, exact = both_passes(*inputs, dtype), exactly(*inputs)
-    assert [one.dtype for one in found] == [dtype, table_dtype]
-    for a, b in zip(found, exact, strict=True):
+    results, exact = both_passes(*inputs, dtype), exactly(*inputs)
+    assert [result.dtype for result in results] == [dtype, table_dtype]
+    for a, b in zip(results, exact, strict=True):
         assert a.shape == b.shape
         assert (a.double() - b).norm() <= LARGEST_ERROR[a.dtype] * b.norm()
-    assert torch.equal(found[0], inputs[0][inputs[1]].to(dtype))
+    assert torch.equal(results[0], inputs[0][inputs[1]].to(dtype))
 
 
 @pytest.mark.parametrize("offset", range(4))
@@ -76,8 +80,8 @@ def test_tokens_of_any_shape_and_a_gradient_of_any_strides():
     rows = embedding(table, tokens, padding=0)
     assert torch.equal(rows, table[tokens])
     above = torch.randn(16, 5, 4, 3, device="cuda").movedim(0, -1)
-    (found,) = torch.autograd.grad(rows, table, above)
-    assert rules.relative_error(found, exactly(table, tokens, above)[1]) <= 1e-6
+    (gradient,) = torch.autograd.grad(rows, table, above)
+    assert rules.relative_error(gradient, exactly(table, tokens, above)[1]) <= 1e-6
 
 
 def test_float64_takes_the_reference():

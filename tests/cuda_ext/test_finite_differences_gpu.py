@@ -33,9 +33,9 @@ def test_the_error_against_float64_is_rounding_and_both_kernels_give_the_same_bi
     if shape[AXES.index(axis) - 3] < 4:
         pytest.skip("refused")
     f = grid(*shape)
-    found = [finite_differences(f, axis, 0.3, kernel) for kernel in KERNELS]
-    assert rules.relative_error(found[0], reference(f.double(), axis, 0.3)) <= LARGEST_ERROR
-    assert torch.equal(*found) and all(result.is_contiguous() for result in found)
+    results = [finite_differences(f, axis, 0.3, kernel) for kernel in KERNELS]
+    assert rules.relative_error(results[0], reference(f.double(), axis, 0.3)) <= LARGEST_ERROR
+    assert torch.equal(*results) and all(result.is_contiguous() for result in results)
 
 
 @BOTH
@@ -95,11 +95,11 @@ def test_large_grids_and_more_than_2_to_the_31_numbers(shape, axis):
     if torch.cuda.mem_get_info()[0] < 4 * size.numel() * 4:
         pytest.skip("needs more free GPU memory")
     f = grid(*shape)
-    found = [finite_differences(f, axis, 0.5, kernel) for kernel in KERNELS]
-    assert torch.equal(*found)
+    results = [finite_differences(f, axis, 0.5, kernel) for kernel in KERNELS]
+    assert torch.equal(*results)
     # A part of the last grid, whole along the axis: in float64 all of it takes too much memory.
     part = tuple(slice(None) if name == axis else slice(-5, None) for name in AXES)
-    last, result = (tensor.view(-1, *shape[-3:])[-1][part] for tensor in (f, found[1]))
+    last, result = (tensor.view(-1, *shape[-3:])[-1][part] for tensor in (f, results[1]))
     assert rules.relative_error(result, reference(last.double(), axis, 0.5)) <= LARGEST_ERROR
 
 
@@ -127,10 +127,10 @@ def test_torch_compile_takes_it_whole(axis):
 @BOTH
 def test_its_gradient_is_that_of_its_definition(axis, kernel):
     f, back = grid(9, 12, 70).requires_grad_(), grid(9, 12, 70, seed=1)
-    (found,) = torch.autograd.grad(finite_differences(f, axis, 0.5, kernel), f, back)
+    (gradient,) = torch.autograd.grad(finite_differences(f, axis, 0.5, kernel), f, back)
     exact = f.detach().double().requires_grad_()
     (expected,) = torch.autograd.grad(reference(exact, axis, 0.5), exact, back.double())
-    assert rules.relative_error(found, expected) <= LARGEST_ERROR
+    assert rules.relative_error(gradient, expected) <= LARGEST_ERROR
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])

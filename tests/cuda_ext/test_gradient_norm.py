@@ -11,9 +11,9 @@ pytestmark = pytest.mark.filterwarnings("ignore::cuda_ext.library.ReferenceWarni
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_it_is_the_norm_of_all_numbers(dtype):
     tensors = [torch.randn(shape, dtype=dtype) for shape in [(3,), (4, 5), (), (0,)]]
-    found = gradient_norm(tensors)
-    assert found.dtype == dtype and found.shape == ()
-    torch.testing.assert_close(found, torch.cat([tensor.flatten() for tensor in tensors]).norm())
+    norm = gradient_norm(tensors)
+    assert norm.dtype == dtype and norm.shape == ()
+    torch.testing.assert_close(norm, torch.cat([tensor.flatten() for tensor in tensors]).norm())
 
 
 def test_the_operation_keeps_pytorch_s_rules():

@@ -55,8 +55,8 @@ def test_steps_of_several_shapes_and_random_numbers_have_the_bits_of_called_ones
         losses = [training.step(inputs((16, 33, 64)[number % 3], number)) for number in range(60)]
         ends.append([torch.stack(losses), *training.network.state_dict().values(), torch.rand(3, device=GPU)])
     assert training.compute._captured.keys() == training.compute._called
-    for one, other in zip(*ends, strict=True):
-        assert torch.equal(one, other)
+    for tensor, other in zip(*ends, strict=True):
+        assert torch.equal(tensor, other)
 
 
 def test_garbage_that_holds_a_graph_does_not_end_a_capture():

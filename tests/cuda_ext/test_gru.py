@@ -47,15 +47,15 @@ def test_it_is_nn_gru_on_a_packed_sequence_in_both_passes(shape, dtype):
     x, lengths, theirs, ours = batch(*shape, dtype=dtype)
     x.requires_grad_()
     exact_x = x.detach().double().requires_grad_()
-    found, exact = ours(x, lengths=lengths), packed(theirs, exact_x, lengths)
-    assert relative_error(detached(found), detached(exact)) <= LARGEST_ERROR[dtype]
-    above = [torch.randn_like(tensor) for tensor in found]
-    gradients = torch.autograd.grad(found, [x, *ours.parameters()], above)
+    results, exact = ours(x, lengths=lengths), packed(theirs, exact_x, lengths)
+    assert relative_error(detached(results), detached(exact)) <= LARGEST_ERROR[dtype]
+    above = [torch.randn_like(tensor) for tensor in results]
+    gradients = torch.autograd.grad(results, [x, *ours.parameters()], above)
     above = [tensor.double() for tensor in above]
     expected = torch.autograd.grad(exact, [exact_x, *theirs.parameters()], above)
     assert relative_error(gradients, expected) <= LARGEST_ERROR[dtype]
     hidden = padding(x, lengths)
-    assert not found[0][hidden.expand_as(found[0])].any()
+    assert not results[0][hidden.expand_as(results[0])].any()
     assert not gradients[0][hidden.expand_as(x)].any()
 
 
@@ -63,8 +63,8 @@ def test_it_is_nn_gru_on_a_packed_sequence_in_both_passes(shape, dtype):
 def test_without_lengths_every_step_is_real():
     x, _, theirs, ours = batch(4, 6, 5, 3)
     x = x.nan_to_num()
-    for found, exact in zip(ours(x), theirs(x), strict=True):
-        torch.testing.assert_close(found, exact)
+    for result, exact in zip(ours(x), theirs(x), strict=True):
+        torch.testing.assert_close(result, exact)
 
 
 @quiet
@@ -74,10 +74,10 @@ def test_rows_behind_the_last_offset_are_of_no_sequence():
     x = torch.randn(8, 4, dtype=torch.float64)
     longer = torch.cat([x, x.new_full((5, 4), torch.nan)]).requires_grad_()
     x.requires_grad_()
-    found, expected = ours(longer, offsets=offsets), ours(x, offsets=offsets)
-    assert torch.equal(found[0][:8], expected[0]) and not found[0][8:].any()
-    assert torch.equal(found[1], expected[1])
-    gradients = torch.autograd.grad(found[0][:8].sum(), [longer, *ours.parameters()])
+    results, expected = ours(longer, offsets=offsets), ours(x, offsets=offsets)
+    assert torch.equal(results[0][:8], expected[0]) and not results[0][8:].any()
+    assert torch.equal(results[1], expected[1])
+    gradients = torch.autograd.grad(results[0][:8].sum(), [longer, *ours.parameters()])
     of_x, *of_parameters = torch.autograd.grad(expected[0].sum(), [x, *ours.parameters()])
     assert torch.equal(gradients[0][:8], of_x) and not gradients[0][8:].any()
     torch.testing.assert_close(gradients[1:], tuple(of_parameters), rtol=0, atol=0)
@@ -90,10 +90,10 @@ def test_rows_before_the_first_offset_are_of_no_sequence():
     x = torch.randn(8, 4, dtype=torch.float64)
     longer = torch.cat([x.new_full((5, 4), torch.nan), x]).requires_grad_()
     x.requires_grad_()
-    found, expected = ours(longer, offsets=offsets + 5), ours(x, offsets=offsets)
-    assert torch.equal(found[0][5:], expected[0]) and not found[0][:5].any()
-    assert torch.equal(found[1], expected[1])
-    gradients = torch.autograd.grad(found[0][5:].sum(), [longer, *ours.parameters()])
+    results, expected = ours(longer, offsets=offsets + 5), ours(x, offsets=offsets)
+    assert torch.equal(results[0][5:], expected[0]) and not results[0][:5].any()
+    assert torch.equal(results[1], expected[1])
+    gradients = torch.autograd.grad(results[0][5:].sum(), [longer, *ours.parameters()])
     of_x, *of_parameters = torch.autograd.grad(expected[0].sum(), [x, *ours.parameters()])
     assert torch.equal(gradients[0][5:], of_x) and not gradients[0][:5].any()
     torch.testing.assert_close(gradients[1:], tuple(of_parameters), rtol=0, atol=0)
@@ -121,9 +121,9 @@ def test_a_gradient_of_either_result_alone():
     x, lengths, theirs, ours = batch(6, 5, 4, 6)
     for i in (0, 1):
         x, exact_x = x.detach().requires_grad_(), x.detach().requires_grad_()
-        found = torch.autograd.grad(ours(x, lengths=lengths)[i].square().sum(), [x, *ours.parameters()])
+        gradients = torch.autograd.grad(ours(x, lengths=lengths)[i].square().sum(), [x, *ours.parameters()])
         exact = packed(theirs, exact_x, lengths)[i].square().sum()
-        assert relative_error(found, torch.autograd.grad(exact, [exact_x, *theirs.parameters()])) < 1e-13
+        assert relative_error(gradients, torch.autograd.grad(exact, [exact_x, *theirs.parameters()])) < 1e-13
 
 
 @quiet
@@ -154,7 +154,7 @@ def test_gates_are_those_that_make_the_states(rectified):
     torch.testing.assert_close(forwards * real, states[..., :3])
     first = torch.sigmoid(x[:, 0] @ ours.weight_ih_l0[:3].T + ours.bias_ih_l0[:3] + ours.bias_hh_l0[:3])
     torch.testing.assert_close(reset[:, 0, :3], first)
-    assert not any(found[~real.expand_as(found)].any() for found in (update, reset, candidate))
+    assert not any(gate[~real.expand_as(gate)].any() for gate in (update, reset, candidate))
     offsets = torch.cat([lengths.new_zeros(1), lengths.cumsum(0)])
     ragged = gates(x[real[..., 0]], offsets, parameters, True, rectified)
     assert all(torch.equal(a, b[real[..., 0]]) for a, b in zip(ragged, (update, reset, candidate), strict=True))
@@ -178,8 +178,8 @@ def test_lengths_outside_the_batch_are_clamped(lengths):
     x, _, _, ours = batch(3, 3, 4, 5)
     x = x.nan_to_num()
     inside = torch.tensor(lengths).clamp(0, 3)
-    for found, expected in zip(ours(x, lengths=torch.tensor(lengths)), ours(x, lengths=inside), strict=True):
-        assert torch.equal(found, expected)
+    for result, expected in zip(ours(x, lengths=torch.tensor(lengths)), ours(x, lengths=inside), strict=True):
+        assert torch.equal(result, expected)
     assert not ours(x, lengths=torch.tensor(lengths))[1][:, inside == 0].any()
 
 
@@ -272,9 +272,9 @@ def test_torch_compile_takes_it_whole():
     torch._dynamo.reset()
     compiled = torch.compile(lambda x: ours(x * 2, lengths=lengths)[0].sin(), fullgraph=True, backend="aot_eager")
     expected = ours(x * 2, lengths=lengths)[0].sin()
-    found = compiled(x)
-    torch.testing.assert_close(found, expected)
-    gradients = [torch.autograd.grad(y.sum(), [x, *ours.parameters()]) for y in (found, expected)]
+    result = compiled(x)
+    torch.testing.assert_close(result, expected)
+    gradients = [torch.autograd.grad(y.sum(), [x, *ours.parameters()]) for y in (result, expected)]
     torch.testing.assert_close(*gradients)
 
 

@@ -105,12 +105,12 @@ SHAPES = [
 @pytest.mark.parametrize("shape", SHAPES)
 def test_the_error_against_float64_is_rounding_in_both_passes(shape, dtype):
     x, lengths, theirs, ours = batch(*shape, dtype=dtype)
-    found = both_passes(ours, x.requires_grad_(), lengths)
+    results = both_passes(ours, x.requires_grad_(), lengths)
     exact = both_passes(theirs, x.detach().double().requires_grad_(), lengths, dtype)
-    assert rules.relative_error(found, exact) <= LARGEST_ERROR[dtype]
+    assert rules.relative_error(results, exact) <= LARGEST_ERROR[dtype]
     hidden = padding(x, lengths)
-    assert not found[0][hidden.expand_as(found[0])].any()
-    assert not found[2][hidden.expand_as(x)].any()
+    assert not results[0][hidden.expand_as(results[0])].any()
+    assert not results[2][hidden.expand_as(x)].any()
 
 
 # The products scale what they split.
@@ -118,9 +118,9 @@ def test_the_error_against_float64_is_rounding_in_both_passes(shape, dtype):
 @pytest.mark.parametrize("shape", [(40, 12, 20, 100, True), (400, 30, 33, 50, True)])
 def test_gradients_of_any_size_keep_their_bits(shape, scale):
     x, lengths, theirs, ours = batch(*shape)
-    found = both_passes(ours, x.requires_grad_(), lengths, scale=scale)
+    results = both_passes(ours, x.requires_grad_(), lengths, scale=scale)
     exact = both_passes(theirs, x.detach().double().requires_grad_(), lengths, torch.float32, scale)
-    assert rules.relative_error(found, exact) <= LARGEST_ERROR[torch.float32]
+    assert rules.relative_error(results, exact) <= LARGEST_ERROR[torch.float32]
 
 
 def test_inputs_of_different_sizes_keep_their_bits():
@@ -130,9 +130,9 @@ def test_inputs_of_different_sizes_keep_their_bits():
         ours.weight_ih_l0.div_(sizes)
         ours.weight_ih_l0_reverse.div_(sizes)
     theirs.load_state_dict(ours.state_dict())
-    found = both_passes(ours, (x * sizes).requires_grad_(), lengths)
+    results = both_passes(ours, (x * sizes).requires_grad_(), lengths)
     exact = both_passes(theirs, (x * sizes).double().requires_grad_(), lengths, torch.float32)
-    assert rules.relative_error(found, exact) <= LARGEST_ERROR[torch.float32]
+    assert rules.relative_error(results, exact) <= LARGEST_ERROR[torch.float32]
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -151,14 +151,14 @@ def test_a_rectified_candidate_s_error_is_rounding_in_both_passes(shape, dtype):
             parameter[2 * units :] *= 0.2
         for direction in (theirs.forwards, theirs.backwards):
             direction.weight_ih_l0[2 * units :, 0] = torch.tensor([2.0, -2.0]).repeat(units // 2)
-        for mine, parameter in zip(ours.parameters(), theirs.parameters(), strict=True):
-            parameter.copy_(mine.copy_(parameter))
+        for own, parameter in zip(ours.parameters(), theirs.parameters(), strict=True):
+            parameter.copy_(own.copy_(parameter))
     x, lengths = torch.randn(sequences, steps, inputs), torch.randint(0, steps + 1, (sequences,))
     x[..., 0] = x[..., 0].sign()
     x, lengths = x.to("cuda", dtype), lengths.cuda()
-    found = both_passes(ours, x.requires_grad_(), lengths)
+    results = both_passes(ours, x.requires_grad_(), lengths)
     exact = both_passes(theirs.to("cuda", torch.float64), x.detach().double().requires_grad_(), lengths, dtype)
-    assert rules.relative_error(found, exact) <= LARGEST_ERROR[dtype]
+    assert rules.relative_error(results, exact) <= LARGEST_ERROR[dtype]
     candidate = gates(x, lengths, list(ours.parameters()), bidirectional=True, rectified=True).candidate
     assert (candidate == 0).any() and (candidate > 1).any() and not ((candidate > 0) & (candidate < 0.1)).any()
 
@@ -166,10 +166,10 @@ def test_a_rectified_candidate_s_error_is_rounding_in_both_passes(shape, dtype):
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_one_unit_of_one_input(dtype):
     x, lengths, theirs, ours = batch(1, 40, 1, 1, dtype=dtype)
-    found = both_passes(ours, x.requires_grad_(), lengths)
+    results = both_passes(ours, x.requires_grad_(), lengths)
     exact = both_passes(theirs, x.detach().double().requires_grad_(), lengths, dtype)
     # The rounding of one weight, which no other evens out.
-    assert rules.relative_error(found, exact) <= 10 * LARGEST_ERROR[dtype]
+    assert rules.relative_error(results, exact) <= 10 * LARGEST_ERROR[dtype]
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -196,12 +196,12 @@ def test_rows_behind_the_last_offset_are_of_no_sequence(dtype):
     x = torch.randn(real, 20, device="cuda").to(dtype)
     longer = torch.cat([x, x.new_full((700, 20), torch.nan)]).requires_grad_()
     x.requires_grad_()
-    found, expected = ours(longer, offsets=offsets), ours(x, offsets=offsets)
-    assert torch.equal(found[0][:real], expected[0]) and not found[0][real:].any()
-    assert torch.equal(found[1], expected[1])
+    results, expected = ours(longer, offsets=offsets), ours(x, offsets=offsets)
+    assert torch.equal(results[0][:real], expected[0]) and not results[0][real:].any()
+    assert torch.equal(results[1], expected[1])
     above = torch.randn_like(expected[0])
     behind = torch.cat([above, above.new_full((700, 100), torch.nan)])
-    of_longer, *of_parameters = torch.autograd.grad(found[0], [longer, *ours.parameters()], behind)
+    of_longer, *of_parameters = torch.autograd.grad(results[0], [longer, *ours.parameters()], behind)
     of_x, *of_the_same = torch.autograd.grad(expected[0], [x, *ours.parameters()], above)
     assert torch.equal(of_longer[:real], of_x) and not of_longer[real:].any()
     # Shared out among the blocks by the length of the whole batch: the same numbers, summed in another order.
@@ -219,32 +219,32 @@ def test_rows_before_the_first_offset_are_of_no_sequence(before, dtype):
     later = torch.cat([x.new_full((before, 20), torch.nan), x]).requires_grad_()
     x.requires_grad_()
     torch.full((2**26,), torch.nan, device="cuda")
-    found, expected = ours(later, offsets=offsets + before), ours(x, offsets=offsets)
-    assert torch.equal(found[0][before:], expected[0]) and not found[0][:before].any()
-    assert torch.equal(found[1], expected[1])
+    results, expected = ours(later, offsets=offsets + before), ours(x, offsets=offsets)
+    assert torch.equal(results[0][before:], expected[0]) and not results[0][:before].any()
+    assert torch.equal(results[1], expected[1])
     above = torch.randn_like(expected[0])
     with_more = torch.cat([above.new_full((before, 100), torch.nan), above])
-    of_later, *of_parameters = torch.autograd.grad(found[0], [later, *ours.parameters()], with_more)
+    of_later, *of_parameters = torch.autograd.grad(results[0], [later, *ours.parameters()], with_more)
     of_x, *of_the_same = torch.autograd.grad(expected[0], [x, *ours.parameters()], above)
     assert torch.equal(of_later[before:], of_x) and not of_later[:before].any()
     assert rules.relative_error(of_parameters, of_the_same) <= LARGEST_ERROR[dtype]
-    found, expected = (
+    later_gates, expected = (
         gates(rows, limits, list(ours.parameters()), bidirectional=True)
         for rows, limits in ((later, offsets + before), (x, offsets))
     )
-    assert all(torch.equal(a[before:], b) and not a[:before].any() for a, b in zip(found, expected, strict=True))
+    assert all(torch.equal(a[before:], b) and not a[:before].any() for a, b in zip(later_gates, expected, strict=True))
 
 
 @pytest.mark.parametrize("dtype", HALF)
 def test_parameters_in_float32_beside_half_precision(dtype):
     x, lengths, theirs, ours = batch(50, 8, 24, 50, dtype=dtype, of_parameters=torch.float32)
-    found = both_passes(ours, x.requires_grad_(), lengths)
+    results = both_passes(ours, x.requires_grad_(), lengths)
     exact = both_passes(theirs, x.detach().double().requires_grad_(), lengths, dtype)
-    assert rules.relative_error(found, exact) <= LARGEST_ERROR[dtype]
-    assert {gradient.dtype for gradient in found[3:]} == {torch.float32}
+    assert rules.relative_error(results, exact) <= LARGEST_ERROR[dtype]
+    assert {gradient.dtype for gradient in results[3:]} == {torch.float32}
     with torch.autocast("cuda", dtype=dtype):
         states, _ = ours(x.detach().float(), lengths=lengths)
-    assert torch.equal(states, found[0])
+    assert torch.equal(states, results[0])
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -255,14 +255,14 @@ def test_strides_and_misaligned_views(dtype):
     shifted = torch.cat([x.flatten()[:1], x.flatten()])[1:].view(x.shape)
     turned = x.transpose(0, 1).contiguous().transpose(0, 1)
     for view in (shifted, turned):
-        found = both_passes(ours, view.requires_grad_(), lengths)
-        assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
+        results = both_passes(ours, view.requires_grad_(), lengths)
+        assert all(torch.equal(a, b) for a, b in zip(results, expected, strict=True))
     states, _ = ours(x, lengths=lengths)
     above = torch.randn(states.numel() + 1, device="cuda").to(dtype)[1:].view(states.shape)
-    one = torch.autograd.grad(states, ours.parameters(), above, retain_graph=True)
+    gradients = torch.autograd.grad(states, ours.parameters(), above, retain_graph=True)
     again = torch.autograd.grad(states, ours.parameters(), above.clone(), retain_graph=True)
     expanded = torch.autograd.grad(states.sum(), ours.parameters())
-    assert all(torch.equal(a, b) for a, b in zip(one, again, strict=True))
+    assert all(torch.equal(a, b) for a, b in zip(gradients, again, strict=True))
     assert all(gradient.isfinite().all() for gradient in expanded)
 
 
@@ -271,8 +271,8 @@ def test_long_sequences_are_sorted_by_bins():
     lengths[3] = 5000
     x = torch.randn_like(x)
     with torch.no_grad():
-        found, exact = ours(x, lengths=lengths), exactly(theirs, x.double(), lengths)
-    assert rules.relative_error(found, exact) < 1e-5
+        results, exact = ours(x, lengths=lengths), exactly(theirs, x.double(), lengths)
+    assert rules.relative_error(results, exact) < 1e-5
 
 
 @pytest.mark.parametrize("sequences", [1, 31, 2500, 20000])
@@ -304,8 +304,8 @@ def test_the_plan_lists_sequences_by_falling_length_in_their_own_order(sequences
 def test_more_sequences_than_threads_that_sort_them(sequences):
     x, lengths, theirs, ours = batch(sequences, 7, 5, 6)
     with torch.no_grad():
-        found, exact = ours(x, lengths=lengths), exactly(theirs, x.double(), lengths)
-    assert rules.relative_error(found, exact) < 1e-5
+        results, exact = ours(x, lengths=lengths), exactly(theirs, x.double(), lengths)
+    assert rules.relative_error(results, exact) < 1e-5
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -320,15 +320,19 @@ def test_first_states_and_their_gradients(shape, dtype):
     for module, rows, states in ((ours, x.nan_to_num(), first), (theirs, x.double().nan_to_num(), first.double())):
         rows, states = rows.requires_grad_(), states.requires_grad_()
         if module is ours:
-            found = ours(rows, states, lengths=lengths)
+            outputs = ours(rows, states, lengths=lengths)
         else:
             packed = nn.utils.rnn.pack_padded_sequence(rows, lengths.cpu(), batch_first=True, enforce_sorted=False)
-            found, last = theirs(packed, states)
-            found = nn.utils.rnn.pad_packed_sequence(found, batch_first=True, total_length=x.shape[1])[0], last
-        above = [torch.arange(y.numel(), device="cuda").double().square().cos().view(y.shape).to(dtype) for y in found]
+            outputs, last = theirs(packed, states)
+            outputs = nn.utils.rnn.pad_packed_sequence(outputs, batch_first=True, total_length=x.shape[1])[0], last
+        above = [
+            torch.arange(y.numel(), device="cuda").double().square().cos().view(y.shape).to(dtype) for y in outputs
+        ]
         asked = [rows, states, *module.parameters()]
-        gradients.append(torch.autograd.grad(found, asked, [a.to(y.dtype) for a, y in zip(above, found, strict=True)]))
-        results.append([y.detach() for y in found])
+        gradients.append(
+            torch.autograd.grad(outputs, asked, [a.to(y.dtype) for a, y in zip(above, outputs, strict=True)])
+        )
+        results.append([y.detach() for y in outputs])
     assert rules.relative_error(results[0], results[1]) <= LARGEST_ERROR[dtype]
     assert rules.relative_error(gradients[0], gradients[1]) <= LARGEST_ERROR[dtype]
     lengths[0] = 0
@@ -393,9 +397,9 @@ def test_torch_compile_takes_it_whole_with_its_gradients():
     torch._dynamo.reset()
     compiled = torch.compile(lambda x: ours(x * 2, lengths=lengths)[0].sin(), fullgraph=True)
     given = [x.requires_grad_(), *ours.parameters()]
-    found = torch.autograd.grad(compiled(x).sum(), given)
+    gradients = torch.autograd.grad(compiled(x).sum(), given)
     expected = torch.autograd.grad(ours(x * 2, lengths=lengths)[0].sin().sum(), given)
-    assert rules.relative_error(found, expected) < 1e-5
+    assert rules.relative_error(gradients, expected) < 1e-5
 
 
 def test_a_batch_of_nothing():
@@ -414,18 +418,18 @@ def test_lengths_outside_the_batch_are_clamped():
     x, _, _, ours = batch(20, 3, 4, 5)
     lengths = torch.randint(-5, 9, (20,), device="cuda")
     x = torch.randn_like(x)
-    for found, expected in zip(ours(x, lengths=lengths), ours(x, lengths=lengths.clamp(0, 3)), strict=True):
-        assert torch.equal(found, expected)
+    for result, expected in zip(ours(x, lengths=lengths), ours(x, lengths=lengths.clamp(0, 3)), strict=True):
+        assert torch.equal(result, expected)
     offsets = torch.tensor([-3, 10, 4, 99, 60], device="cuda")
     assert all(y.isfinite().all() for y in ours(x.flatten(0, 1), offsets=offsets)[1:])
 
 
 def test_gates_are_those_of_float64():
     x, lengths, theirs, ours = batch(40, 6, 12, 50)
-    found = gates(x, lengths, list(ours.parameters()), bidirectional=True)
+    own_gates = gates(x, lengths, list(ours.parameters()), bidirectional=True)
     exact = gates(x.double(), lengths, list(theirs.parameters()), bidirectional=True)
-    assert rules.relative_error(found, exact) < 1e-5
-    assert not any(gate[padding(x, lengths).expand_as(gate)].any() for gate in found)
+    assert rules.relative_error(own_gates, exact) < 1e-5
+    assert not any(gate[padding(x, lengths).expand_as(gate)].any() for gate in own_gates)
 
 
 @pytest.mark.parametrize("rectified", [False, True])

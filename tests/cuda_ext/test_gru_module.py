@@ -22,17 +22,17 @@ def pair(**settings):
 
 def leaves(result):
     """The tensors of a result: of a PackedSequence its rows."""
-    return [one if isinstance(one, torch.Tensor) else one.data for one in result]
+    return [part if isinstance(part, torch.Tensor) else part.data for part in result]
 
 
 def same_results_and_gradients(theirs, ours, *given):
-    expected, found = leaves(theirs(*given)), leaves(ours(*given))
-    for a, b in zip(found, expected, strict=True):
+    expected, outputs = leaves(theirs(*given)), leaves(ours(*given))
+    for a, b in zip(outputs, expected, strict=True):
         torch.testing.assert_close(a, b, rtol=0, atol=1e-13)
-    above = [torch.randn_like(tensor) for tensor in found]
+    above = [torch.randn_like(tensor) for tensor in outputs]
     gradients, exact = (
         torch.autograd.grad(results, list(module.parameters()), above)
-        for module, results in ((ours, found), (theirs, expected))
+        for module, results in ((ours, outputs), (theirs, expected))
     )
     for a, b in zip(gradients, exact, strict=True):
         torch.testing.assert_close(a, b, rtol=0, atol=1e-12)
@@ -65,9 +65,9 @@ def test_it_is_nn_gru_on_a_packed_sequence(layers, enforce_sorted):
     rows = [torch.randn(length, INPUTS, dtype=torch.float64) for length in lengths]
     packed = pack_sequence(rows, enforce_sorted=enforce_sorted)
     same_results_and_gradients(theirs, ours, packed)
-    found = ours(packed)[0]
-    assert torch.equal(found.batch_sizes, packed.batch_sizes)
-    assert [len(one) for one in nn.utils.rnn.unpack_sequence(found)] == lengths
+    states = ours(packed)[0]
+    assert torch.equal(states.batch_sizes, packed.batch_sizes)
+    assert [len(sequence) for sequence in nn.utils.rnn.unpack_sequence(states)] == lengths
 
 
 @quiet
@@ -79,7 +79,9 @@ def test_padded_ragged_and_nested_sequences_give_the_same():
     padded, last = ours(x, lengths=lengths)
     assert not padded[~real].any()
     ragged, of_ragged = ours(x[real], offsets=nn.functional.pad(lengths.cumsum(0), (1, 0)))
-    nested = torch.nested.nested_tensor([one[:n] for one, n in zip(x, lengths, strict=True)], layout=torch.jagged)
+    nested = torch.nested.nested_tensor(
+        [sequence[:n] for sequence, n in zip(x, lengths, strict=True)], layout=torch.jagged
+    )
     of_nested, last_of_nested = ours(nested)
     assert torch.equal(ragged, padded[real]) and torch.equal(of_nested.values(), padded[real])
     assert torch.equal(of_ragged, last) and torch.equal(last_of_nested, last)

@@ -129,8 +129,8 @@ def test_a_folder_and_a_module_that_do_not_exist_are_named(tmp_path):
 @pytest.mark.filterwarnings("ignore:`torch.jit.script_method`:DeprecationWarning")
 @pytest.mark.parametrize("size", [3, 7, 15])
 def test_the_tiled_convolution_can_be_timed_beside_cudnn(size):
-    found = pairs.find_case("conv2d", f"64 x 512 x 512, {size} x {size}, tiled, float32", "cuDNN")
-    assert found.function.keywords == {"kernel": "tiled"}
+    case = pairs.find_case("conv2d", f"64 x 512 x 512, {size} x {size}, tiled, float32", "cuDNN")
+    assert case.function.keywords == {"kernel": "tiled"}
 
 
 @pytest.mark.filterwarnings("ignore:`torch.jit.script_method`:DeprecationWarning")

@@ -35,8 +35,8 @@ def limit(monkeypatch):
 def test_attention_of_han_s_width_has_its_kernel_everywhere(limit, allowed, dtype, width):
     given = inputs(700, 30, width, width, dtype=dtype)
     limit(allowed)
-    found, exact = everything(*given), everything(*doubled(given), function=formula)
-    assert max(rules.relative_error(a, b) for a, b in zip(found, exact, strict=True)) <= LARGEST_ERROR[dtype]
+    results, exact = everything(*given), everything(*doubled(given), function=formula)
+    assert max(rules.relative_error(a, b) for a, b in zip(results, exact, strict=True)) <= LARGEST_ERROR[dtype]
     rules.fifty_runs_give_the_same_bits(everything, given)
 
 
@@ -46,12 +46,15 @@ def test_what_does_not_fit_runs_the_reference_and_says_so_once(limit, monkeypatc
     limit(allowed)
     monkeypatch.setattr(library, "_strict", False)
     with pytest.warns(library.ReferenceWarning) as said:
-        found, again = (everything(*given) for _ in range(2))
-    assert sorted(str(one.message).split(" ")[0] for one in said) == ["attention_pooling", "attention_pooling_backward"]
-    assert all(torch.equal(a, b) for a, b in zip(found, again, strict=True))
+        results, again = (everything(*given) for _ in range(2))
+    assert sorted(str(warning.message).split(" ")[0] for warning in said) == [
+        "attention_pooling",
+        "attention_pooling_backward",
+    ]
+    assert all(torch.equal(a, b) for a, b in zip(results, again, strict=True))
     exact = everything(*doubled(given), function=formula)
-    assert rules.relative_error(found, exact) <= LARGEST_ERROR[torch.float32]
-    widest = next(one for one in (64, 104, 128) if width <= one)
+    assert rules.relative_error(results, exact) <= LARGEST_ERROR[torch.float32]
+    widest = next(size for size in (64, 104, 128) if width <= size)
     assert f"attention_pooling of float32 to {widest} wide" in library.kernels(torch.device("cuda", 0))
 
 
@@ -73,7 +76,7 @@ def test_convolution_by_transforms_takes_the_smaller_tiles(limit):
     by_large_tiles = conv2d(images, weight, "reflect", "fft")
     expected = conv2d(images.double(), weight.double(), "reflect")
     limit(A10)
-    found = conv2d(images, weight, "reflect", "fft")
-    assert not torch.equal(found, by_large_tiles)
-    assert rules.relative_error(found, expected) <= 1e-6
+    results = conv2d(images, weight, "reflect", "fft")
+    assert not torch.equal(results, by_large_tiles)
+    assert rules.relative_error(results, expected) <= 1e-6
     rules.fifty_runs_give_the_same_bits(lambda x, w: conv2d(x, w, "zeros", "fft"), (images, weight))

@@ -69,5 +69,5 @@ def test_a_long_function_is_found_whatever_is_around_it():
     text = "#define A { \\\n {\nnamespace a {\n"
     text += f'template <int n>\nstruct B {{\n  void b(int x) {{\n{body}  }}\n}};\nauto s = "{{";\n'
     text += f"template <typename T>\n__global__ void c(T* x)\n{{\n  const auto d = [&] {{\n{body}  }};\n}}\n}}\n"
-    found = [(re.search(r"\w+(?=\()", head)[0], line, lines) for head, line, lines in cuda_functions(text)]
-    assert found == [("b", 6, 123), ("c", 131, 127)]
+    spans = [(re.search(r"\w+(?=\()", head)[0], line, lines) for head, line, lines in cuda_functions(text)]
+    assert spans == [("b", 6, 123), ("c", 131, 127)]

@@ -86,10 +86,10 @@ def test_half_precision_is_rounded_once_whatever_beta_s_dtype(beta_shape, dtype,
     gradient = torch.randn(x.shape, generator=torch.Generator().manual_seed(3)).to(dtype)
     result, wide = swish(x.requires_grad_(), beta.requires_grad_()), swish(wide_x, wide_beta)
     assert torch.equal(result, wide.to(dtype))
-    found = torch.autograd.grad(result, (x, beta), gradient)
+    gradients = torch.autograd.grad(result, (x, beta), gradient)
     exact = torch.autograd.grad(wide, (wide_x, wide_beta), gradient.float())
-    assert [one.dtype for one in found] == [dtype, beta.dtype]
-    assert all(torch.equal(a, b.to(a.dtype)) for a, b in zip(found, exact, strict=True))
+    assert [slope.dtype for slope in gradients] == [dtype, beta.dtype]
+    assert all(torch.equal(a, b.to(a.dtype)) for a, b in zip(gradients, exact, strict=True))
 
 
 @pytest.mark.parametrize("on", [False, True])
@@ -147,7 +147,7 @@ def test_beta_s_gradient_is_left_out_where_none_asks_for_it():
         names.clear()
         with Recorded():
             swish(x.requires_grad_(), beta.requires_grad_(asks)).sum().backward()
-        assert [one for one in names if "swish_backward" in one] == [name]
+        assert [called for called in names if "swish_backward" in called] == [name]
 
 
 def test_what_it_does_not_take_is_refused_with_what_came():

@@ -62,11 +62,11 @@ def exactly(x, beta, gradient):
     return reference(x, beta), gradients[0], *gradients
 
 
-def assert_close(found, exact, dtype, elements):
+def assert_close(results, exact, dtype, elements):
     """By relative norm. A sum that cancels is as wrong as its terms, so beta's gradient has their spread to be near."""
-    for a, b in zip(found[:3], exact[:3], strict=True):
+    for a, b in zip(results[:3], exact[:3], strict=True):
         assert rules.relative_error(a, b) <= LARGEST_ERROR[dtype]
-    for a, b in zip(found[3:], exact[3:], strict=True):
+    for a, b in zip(results[3:], exact[3:], strict=True):
         assert a.shape == b.shape
         assert (a.double() - b).norm() <= LARGEST_ERROR[dtype] * (b.norm() + elements**0.5)
 
@@ -81,9 +81,9 @@ def test_the_error_against_float64_is_rounding_on_every_shape_and_memory_order(k
         if len(shape) == 4:
             orders.append(x.contiguous(memory_format=torch.channels_last))
         for ordered in orders:
-            found = both_passes(ordered, beta, gradient)
-            assert_close(found, exactly(ordered, beta, gradient), dtype, x.numel())
-            assert all(a.stride() == torch.empty_like(ordered).stride() for a in found[:3])
+            results = both_passes(ordered, beta, gradient)
+            assert_close(results, exactly(ordered, beta, gradient), dtype, x.numel())
+            assert all(a.stride() == torch.empty_like(ordered).stride() for a in results[:3])
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -109,11 +109,11 @@ def test_beta_may_stay_in_float32_with_autocast_and_without(dtype, kind):
     for on in (False, True):
         with torch.autocast("cuda", dtype=dtype, enabled=on):
             result = swish(x.requires_grad_(), beta.requires_grad_())
-        found = (result.detach(), *torch.autograd.grad(result, (x, beta), gradient))
-        assert [one.dtype for one in found] == [dtype, dtype, torch.float32]
+        results = (result.detach(), *torch.autograd.grad(result, (x, beta), gradient))
+        assert [tensor.dtype for tensor in results] == [dtype, dtype, torch.float32]
         exact = exactly(x.detach(), beta.detach(), gradient)
-        assert_close((*found[:2], found[1], found[2]), exact, dtype, x.numel())
-        assert rules.relative_error(found[2], exact[3]) <= 1e-5
+        assert_close((*results[:2], results[1], results[2]), exact, dtype, x.numel())
+        assert rules.relative_error(results[2], exact[3]) <= 1e-5
 
 
 def test_autocast_leaves_float32_alone():
@@ -125,10 +125,10 @@ def test_autocast_leaves_float32_alone():
 def test_what_is_not_finite_and_beta_of_any_sign_come_as_in_the_reference():
     x = torch.tensor([-torch.inf, -1e30, -1e4, -90.0, -0.0, 0.0, 90.0, 1e4, 1e30, torch.inf, torch.nan], device="cuda")
     gradient = torch.ones_like(x)
-    for beta in (None, *(torch.tensor(one, device="cuda") for one in (0.0, -1.0, 2.5, 1e6))):
-        found = torch.ops.cuda_ext.swish(x, beta), torch.ops.cuda_ext.swish_backward(gradient, x, beta)
+    for beta in (None, *(torch.tensor(value, device="cuda") for value in (0.0, -1.0, 2.5, 1e6))):
+        results = torch.ops.cuda_ext.swish(x, beta), torch.ops.cuda_ext.swish_backward(gradient, x, beta)
         expected = reference(x, beta), reference_backward(gradient, x, beta)
-        torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-30, equal_nan=True)
+        torch.testing.assert_close(results, expected, rtol=1e-6, atol=1e-30, equal_nan=True)
 
 
 @pytest.mark.parametrize("kind", ["scalar", "channel"])
@@ -147,17 +147,17 @@ def test_more_than_2_to_the_31_elements(shape):
     x = torch.randn(shape, device="cuda", dtype=torch.bfloat16)
     gradient = torch.ones_like(x)
     beta = torch.rand(shape[1], device="cuda").add_(0.5)
-    for one in (beta, beta[0].clone()):
-        result = swish(x, one)
-        gradient_x, gradient_beta = torch.ops.cuda_ext.swish_backward_beta(gradient, x, one)
+    for given_beta in (beta, beta[0].clone()):
+        result = swish(x, given_beta)
+        gradient_x, gradient_beta = torch.ops.cuda_ext.swish_backward_beta(gradient, x, given_beta)
         for corner in (slice(None, 1), slice(-1, None)):
             places = (corner, slice(None), slice(None, 1000) if corner.stop else slice(-1000, None))[: x.ndim]
             few, of_few = x[places], gradient[places]
-            found = (result[places], gradient_x[places])
-            assert_close(found, exactly(few, one, of_few)[:2], x.dtype, few.numel())
-        exact = torch.zeros_like(one, dtype=torch.float64)
+            parts = (result[places], gradient_x[places])
+            assert_close(parts, exactly(few, given_beta, of_few)[:2], x.dtype, few.numel())
+        exact = torch.zeros_like(given_beta, dtype=torch.float64)
         for piece in x.chunk(64, dim=0 if x.ndim == 2 else 2):
-            exact += reference_backward_beta(torch.ones_like(piece).float(), piece.float(), one)[1]
+            exact += reference_backward_beta(torch.ones_like(piece).float(), piece.float(), given_beta)[1]
         assert rules.relative_error(gradient_beta, exact) <= 1e-5
 
 
@@ -192,9 +192,9 @@ def test_torch_compile_takes_it_whole_with_its_gradients(kind):
     given = (x,) if beta is None else (x, beta.requires_grad_())
     rules.torch_compile_takes_it_whole(swish, given, 1e-6)
     compiled = torch.compile(lambda *given: swish(*given).sin(), fullgraph=True)
-    found = torch.autograd.grad(compiled(*given), given, gradient)
+    gradients = torch.autograd.grad(compiled(*given), given, gradient)
     expected = torch.autograd.grad(swish(*given).sin(), given, gradient)
-    assert rules.relative_error(found, expected) <= 1e-5
+    assert rules.relative_error(gradients, expected) <= 1e-5
 
 
 @pytest.mark.parametrize(("kind", "dtype"), list(zip(["scalar", "none", "channel", "channel"], DTYPES, strict=True)))

@@ -29,7 +29,7 @@ def norm(x, weight, bias):
 
 
 def block(x, *of):
-    zeros, ones = ([function(one) for one in of[:2]] for function in (torch.zeros_like, torch.ones_like))
+    zeros, ones = ([function(weight) for weight in of[:2]] for function in (torch.zeros_like, torch.ones_like))
     halves = Halves(list(of[:2]), list(of[2:4]), None, list(of[4:]), zeros, ones)
     return dense_block(x, halves, training=torch.is_grad_enabled())[0]
 
@@ -84,10 +84,10 @@ def test_torch_compile_takes_it_whole_in_both_passes(name):
     torch._dynamo.reset()
     module, inputs, _ = prepared(name)
     inputs = [tensor.requires_grad_() for tensor in inputs]
-    expected, found = module(*inputs), torch.compile(module, fullgraph=True, backend="aot_eager")(*inputs)
-    torch.testing.assert_close(found, expected)
+    expected, compiled = module(*inputs), torch.compile(module, fullgraph=True, backend="aot_eager")(*inputs)
+    torch.testing.assert_close(compiled, expected)
     above = torch.randn_like(expected)
-    for a, b in zip(*(torch.autograd.grad(result, inputs, above) for result in (found, expected)), strict=True):
+    for a, b in zip(*(torch.autograd.grad(result, inputs, above) for result in (compiled, expected)), strict=True):
         torch.testing.assert_close(a, b)
 
 

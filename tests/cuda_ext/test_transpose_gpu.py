@@ -106,8 +106,8 @@ def test_torch_compile_takes_it_whole():
 @pytest.mark.parametrize("kernel", KERNELS)
 def test_its_gradient_is_the_transpose_of_the_gradient(kernel):
     x, back = matrix(33, 65).requires_grad_(), matrix(65, 33, seed=1)
-    (found,) = torch.autograd.grad(transpose(x, kernel), x, back)
-    assert torch.equal(found, back.t())
+    (gradient,) = torch.autograd.grad(transpose(x, kernel), x, back)
+    assert torch.equal(gradient, back.t())
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

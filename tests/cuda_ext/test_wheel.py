@@ -23,9 +23,9 @@ names = sorted(".".join(["cuda_ext", *path.relative_to(folder).with_suffix("").p
 tried = {}
 for name in names:
     module = importlib.import_module(name.removesuffix(".__init__"))
-    found = doctest.testmod(module)
-    assert not found.failed, name
-    tried[name.removesuffix(".__init__")] = found.attempted
+    results = doctest.testmod(module)
+    assert not results.failed, name
+    tried[name.removesuffix(".__init__")] = results.attempted
 print(tried)
 print(cuda_ext.library.kernels(torch.device("cpu")))
 """
@@ -33,17 +33,17 @@ print(cuda_ext.library.kernels(torch.device("cpu")))
 
 def requirements(name: str) -> set[str]:
     """A distribution and all that it needs here."""
-    found, waiting = set(), [name]
+    needed, waiting = set(), [name]
     while waiting:
-        one = waiting.pop()
-        if one in found:
+        distribution = waiting.pop()
+        if distribution in needed:
             continue
-        found.add(one)
-        for line in importlib.metadata.requires(one) or []:
+        needed.add(distribution)
+        for line in importlib.metadata.requires(distribution) or []:
             wanted = re.match(r"[\w.-]+", line)[0]
             if "extra ==" not in line and _is_installed(wanted):
                 waiting.append(wanted)
-    return found
+    return needed
 
 
 def _is_installed(name: str) -> bool:

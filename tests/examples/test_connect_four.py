@@ -33,10 +33,10 @@ LINES = [
 
 def after(columns, count=1):
     """Return the position after moves in columns 1 to 7, ``count`` times."""
-    mine, mask = np.zeros((2, count), np.int64)
+    own, mask = np.zeros((2, count), np.int64)
     for column in columns:
-        mine, mask = game.play(mine, mask, np.full(count, int(column) - 1))
-    return mine, mask
+        own, mask = game.play(own, mask, np.full(count, int(column) - 1))
+    return own, mask
 
 
 def board_of(cells):
@@ -91,23 +91,25 @@ def test_a_game_is_won_in_each_direction(moves, winner):
 
 def test_positions_of_random_games_agree_with_the_rule_cell_by_cell():
     rng = np.random.default_rng(0)
-    mine, mask = np.zeros((2, 100), np.int64)
+    own, mask = np.zeros((2, 100), np.int64)
     seen = 0
     while len(mask):
-        assert (game.legal(mask) == [[(5, column) not in cells_of(one) for column in range(7)] for one in mask]).all()
+        assert (
+            game.legal(mask) == [[(5, column) not in cells_of(position) for column in range(7)] for position in mask]
+        ).all()
         before, moves = mask, game.random_moves(mask, rng)
-        mine, mask = game.play(mine, mask, moves)
-        for one, earlier, stones, move in zip(mask, before, mine, moves, strict=True):
-            (added,) = cells_of(one) - cells_of(earlier)
+        own, mask = game.play(own, mask, moves)
+        for position, earlier, stones, move in zip(mask, before, own, moves, strict=True):
+            (added,) = cells_of(position) - cells_of(earlier)
             assert added == (sum(column == move for _, column in cells_of(earlier)), move)
             # The new stone is his who has just moved.
             assert added not in cells_of(stones)
-        over, result = game.outcome(mine, mask)
-        for one, stones, value in zip(mask, mine, result, strict=True):
-            won = any(set(line) <= cells_of(one) - cells_of(stones) for line in LINES)
+        over, result = game.outcome(own, mask)
+        for position, stones, value in zip(mask, own, result, strict=True):
+            won = any(set(line) <= cells_of(position) - cells_of(stones) for line in LINES)
             assert value == (-1 if won else 0)
         seen += over.sum()
-        mine, mask = mine[~over], mask[~over]
+        own, mask = own[~over], mask[~over]
     assert seen == 100
 
 
@@ -128,16 +130,16 @@ def test_a_full_column_takes_no_stone_and_a_full_board_without_a_line_is_a_draw(
     ids=["win a column", "win a row", "win a diagonal", "block a column", "block a row"],
 )
 def test_search_wins_in_one_and_blocks_a_loss_in_one(player, moves, best):
-    mine, mask = after(moves, 8)
-    assert not game.outcome(mine, mask)[0].any()
-    assert (player(mine, mask) == best - 1).all()
+    own, mask = after(moves, 8)
+    assert not game.outcome(own, mask)[0].any()
+    assert (player(own, mask) == best - 1).all()
 
 
 @pytest.mark.parametrize("select", [game.puct, game.ucb1])
 def test_each_simulation_visits_one_legal_move_of_the_root(select):
     rng = np.random.default_rng(0)
-    mine, mask = (np.concatenate(pair) for pair in zip(after("444444"), after(DRAWN[:-2]), after(""), strict=True))
-    visits = game.search(mine, mask, partial(game.random_games, rng=rng), select, 40)
+    own, mask = (np.concatenate(pair) for pair in zip(after("444444"), after(DRAWN[:-2]), after(""), strict=True))
+    visits = game.search(own, mask, partial(game.random_games, rng=rng), select, 40)
     # The first simulation values the root itself.
     assert visits.sum(1).tolist() == [39, 39, 39]
     assert not visits[~game.legal(mask)].any() and (visits[2] > 0).all()
@@ -168,7 +170,7 @@ def test_self_play_gives_each_position_the_result_of_its_game():
     rng = np.random.default_rng(0)
     _, mask, shares, results = game.self_play(partial(game.random_games, rng=rng), 1, 16, 4, rng)
     assert shares.sum(1) == pytest.approx(1) and not shares[~game.legal(mask)].any()
-    assert len(cells_of(mask[0])) == 0 and [len(cells_of(one)) for one in mask] == list(range(len(mask)))
+    assert len(cells_of(mask[0])) == 0 and [len(cells_of(position)) for position in mask] == list(range(len(mask)))
     # The last move decides: it was his who was to move in the last position.
     assert results[-1] in (0, 1) and (results[::-1] == results[-1] * (-1.0) ** np.arange(len(results))).all()
 
@@ -189,7 +191,7 @@ def test_each_opening_is_played_twice_with_the_sides_swapped():
     asked = {"lowest": [], "highest": []}
 
     def player(name, order):
-        def moves(mine, mask):
+        def moves(own, mask):
             asked[name].append(sorted(map(int, mask)))
             return np.where(game.legal(mask), order * np.arange(7), -10).argmax(1)
 
@@ -240,10 +242,10 @@ def test_a_small_run_of_the_claim_is_judged_over_seeds_and_openings(tmp_path):
         arm["run"] += f" {SMALL}"
     (tmp_path / CLAIM.name).write_text(yaml.safe_dump({**content, "seeds": 2, "lock": []}))
     document = run_claim(CLAIM.name, tmp_path)
-    assert [one["name"] for one in document["claims"]] == ["learnt", "searches"]
-    for one in document["claims"]:
-        assert one["items"] == 10 and one["analyses"] == ["over seeds", "over seeds and items"]
-        assert len(one["scores"]["treatment"]) == len(one["scores"]["control"]) == 2
+    assert [claim["name"] for claim in document["claims"]] == ["learnt", "searches"]
+    for claim in document["claims"]:
+        assert claim["items"] == 10 and claim["analyses"] == ["over seeds", "over seeds and items"]
+        assert len(claim["scores"]["treatment"]) == len(claim["scores"]["control"]) == 2
     assert sorted(document["arms"]) == ["guided", "network", "plain"]
     assert all(list(arm["runs"]) == ["0", "1"] for arm in document["arms"].values())
 

@@ -126,10 +126,10 @@ def test_padding_of_a_batch_changes_no_translation(network):
 def test_the_likelihood_is_the_product_over_the_words_and_the_end(network):
     source, words = torch.randint(4, 20, (2, 4)), torch.tensor([[5, 6, 0], [7, 8, 9]])
     with torch.no_grad():
-        found = parallel.likelihood(network, source, words)
+        likelihoods = parallel.likelihood(network, source, words)
         scores = network.teach(source, words).log_softmax(2)
-    assert found[0].item() == pytest.approx(float(scores[0, 0, 5] + scores[0, 1, 6] + scores[0, 2, parallel.END]))
-    assert found[1].item() == pytest.approx(
+    assert likelihoods[0].item() == pytest.approx(float(scores[0, 0, 5] + scores[0, 1, 6] + scores[0, 2, parallel.END]))
+    assert likelihoods[1].item() == pytest.approx(
         float(scores[1, 0, 7] + scores[1, 1, 8] + scores[1, 2, 9] + scores[1, 3, parallel.END])
     )
 

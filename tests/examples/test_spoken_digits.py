@@ -61,9 +61,9 @@ def test_the_filters_are_triangles_equally_wide_in_mel():
 
 def test_cepstra_are_the_cosine_transform_of_log_energies_in_mel_bands():
     tone = (8000 * np.sin(2 * np.pi * 1000 * np.arange(840) / 8000)).astype(np.int16)
-    found = speech.cepstra(tone)
+    cepstra = speech.cepstra(tone)
     # Windows of 200 samples, one per 80, that are inside.
-    assert found.shape == (9, 13)
+    assert cepstra.shape == (9, 13)
     emphasised = np.append(tone[:1], tone[1:] - 0.97 * tone[:-1].astype(float))
     frame = emphasised[240:440] * np.hamming(200)
     spectrum = [abs(sum(frame * np.exp(-2j * np.pi * k * np.arange(200) / 256))) ** 2 for k in range(129)]
@@ -71,7 +71,7 @@ def test_cepstra_are_the_cosine_transform_of_log_energies_in_mel_bands():
     for row in (0, 1, 12):
         scale = np.sqrt((1 if row == 0 else 2) / 23)
         known = scale * sum(energies[n] * np.cos(np.pi * row * (n + 0.5) / 23) for n in range(23))
-        assert found[3, row] == pytest.approx(known)
+        assert cepstra[3, row] == pytest.approx(known)
     # The band around 1,000 Hz has the most energy.
     centre = speech.filterbank()[:, energies.argmax()].argmax() * 8000 / 256
     assert centre == pytest.approx(1000, abs=100)
@@ -85,24 +85,24 @@ def test_deltas_are_slopes():
 
 def test_each_recording_is_in_one_string_and_lengths_are_equally_frequent():
     spoken = [[noise(10 * word + at, 2400) for at in range(5)] for word in range(10)]
-    found = speech.join(spoken, np.random.default_rng(0))
-    assert sorted(map(len, found.words)) == sorted([3, 4, 5, 6, 7] * 2)
+    connected = speech.join(spoken, np.random.default_rng(0))
+    assert sorted(map(len, connected.words)) == sorted([3, 4, 5, 6, 7] * 2)
     assert (
-        np.bincount(list(itertools.chain(*found.words))).tolist()
+        np.bincount(list(itertools.chain(*connected.words))).tolist()
         == [5] * 10
-        == np.bincount(found.recordings[:, 0]).tolist()
+        == np.bincount(connected.recordings[:, 0]).tolist()
     )
     # 2,400 samples are 30 frames, of which the string's last window and a half are no centres.
-    assert set((found.recordings[:, 2] - found.recordings[:, 1]).tolist()) <= {28, 29, 30, 31}
-    assert (found.recordings[1:, 1] == found.recordings[:-1, 2]).all() and (
-        found.strings[1:, 0] == found.strings[:-1, 1]
+    assert set((connected.recordings[:, 2] - connected.recordings[:, 1]).tolist()) <= {28, 29, 30, 31}
+    assert (connected.recordings[1:, 1] == connected.recordings[:-1, 2]).all() and (
+        connected.strings[1:, 0] == connected.strings[:-1, 1]
     ).all()
-    assert found.recordings[-1, 2] == found.strings[-1, 1] == len(found.frames)
-    first = found.frames[: found.strings[0, 1]]
+    assert connected.recordings[-1, 2] == connected.strings[-1, 1] == len(connected.frames)
+    first = connected.frames[: connected.strings[0, 1]]
     assert first.shape[1] == 39 and first[:, :13].mean(0) == pytest.approx(0)
-    both = speech.concatenate([found, found])
+    both = speech.concatenate([connected, connected])
     assert np.array_equal(both.frames[both.strings[10, 0] : both.strings[10, 1]], first)
-    assert both.recordings[50:, 1:].min() == len(found.frames)
+    assert both.recordings[50:, 1:].min() == len(connected.frames)
 
 
 def test_context_makes_a_state_of_each_phone_between_its_neighbours():
@@ -151,26 +151,26 @@ def test_viterbi_finds_the_best_of_all_paths(seed, penalty):
 
 
 def test_strings_are_recognised_from_clear_scores():
-    found = joined()
+    connected = joined()
     chains = speech.lexicon(True)
     states = max(map(max, chains)) + 1
     half = np.log(np.full(states, 0.5))
     model = speech.Model(
         chains, (np.ones((states, 1)), np.zeros((states, 1, 39)), np.ones((states, 1, 39))), half, half
     )
-    scores = np.full((len(found.frames), states), -50.0)
-    for word, first, end in found.recordings:
+    scores = np.full((len(connected.frames), states), -50.0)
+    for word, first, end in connected.recordings:
         chain = chains[word]
         scores[np.arange(first, end), chain[np.arange(end - first) * len(chain) // (end - first)]] = 0
-    errors = speech.recognise(scores, found, model, np.array([0.0, -1e6]))
-    assert errors.shape == (2, len(found.strings), 3)
+    errors = speech.recognise(scores, connected, model, np.array([0.0, -1e6]))
+    assert errors.shape == (2, len(connected.strings), 3)
     assert errors[0].sum() == 0
     # Where a further word costs so much, one is found, and the others are deleted.
-    assert errors[1].sum(0)[1] == sum(len(words) - 1 for words in found.words)
+    assert errors[1].sum(0)[1] == sum(len(words) - 1 for words in connected.words)
 
 
 @pytest.mark.parametrize(
-    ("spoken", "found", "errors"),
+    ("spoken", "recognised", "errors"),
     [
         ([1, 2, 3], [1, 2, 3], (0, 0, 0)),
         ([1, 2, 3], [1, 5, 3], (1, 0, 0)),
@@ -181,8 +181,8 @@ def test_strings_are_recognised_from_clear_scores():
         ([], [1, 2], (0, 0, 2)),
     ],
 )
-def test_word_errors_of_known_alignments(spoken, found, errors):
-    assert speech.word_errors(spoken, found) == errors
+def test_word_errors_of_known_alignments(spoken, recognised, errors):
+    assert speech.word_errors(spoken, recognised) == errors
 
 
 def test_densities_are_those_of_normal_distributions():
@@ -210,27 +210,27 @@ def test_the_likelihood_never_falls_and_the_mixture_is_found():
 
 
 def test_viterbi_training_fits_better_with_each_size():
-    found = joined()
-    models = speech.train_mixtures(found, speech.lexicon(True), np.random.default_rng(0))
+    connected = joined()
+    models = speech.train_mixtures(connected, speech.lexicon(True), np.random.default_rng(0))
     assert [model.mixtures[0].shape for model in models] == [(93, 1), (93, 2), (93, 4)]
     fits = []
     for model in models:
-        states = speech.forced_alignment(found, model)
-        for word, first, end in found.recordings:
+        states = speech.forced_alignment(connected, model)
+        for word, first, end in connected.recordings:
             chain, seen = model.chains[word], states[first:end]
             assert seen[0] == chain[0] and seen[-1] == chain[-1]
             assert [key for key, _ in itertools.groupby(seen)] == chain.tolist()
-        fits.append(np.take_along_axis(speech.likelihoods(found.frames, model.mixtures), states[:, None], 1).mean())
+        fits.append(np.take_along_axis(speech.likelihoods(connected.frames, model.mixtures), states[:, None], 1).mean())
         assert np.exp(model.stay) + np.exp(model.move) == pytest.approx(1)
     assert fits == sorted(fits)
 
 
 def test_the_network_sees_the_frames_around_inside_a_string():
-    found = joined()
-    seen = speech.windows(found).reshape(-1, 15, 13)
-    last = found.strings[0, 1] - 1
-    assert seen.dtype == np.float32 and seen[:, 7] == pytest.approx(found.frames[:, :13], rel=1e-6)
-    assert seen[20, 0] == pytest.approx(found.frames[13, :13], rel=1e-6)
+    connected = joined()
+    seen = speech.windows(connected).reshape(-1, 15, 13)
+    last = connected.strings[0, 1] - 1
+    assert seen.dtype == np.float32 and seen[:, 7] == pytest.approx(connected.frames[:, :13], rel=1e-6)
+    assert seen[20, 0] == pytest.approx(connected.frames[13, :13], rel=1e-6)
     assert (seen[last, 7:] == seen[last, 7]).all() and (seen[last + 1, :8] == seen[last + 1, 7]).all()
 
 
@@ -240,8 +240,8 @@ def test_the_network_learns_states_and_equal_seeds_give_equal_networks():
     inputs = rng.normal(size=(2000, 195)).astype(np.float32)
     inputs[np.arange(2000), states] += 4
     train, held_out = (inputs[:1500], states[:1500]), (inputs[1500:], states[1500:])
-    found = [speech.train_network(train, held_out, 60, np.random.default_rng(seed)) for seed in (1, 1, 2)]
-    scores = [speech.log_posteriors(network, held_out[0]) for network in found]
+    networks = [speech.train_network(train, held_out, 60, np.random.default_rng(seed)) for seed in (1, 1, 2)]
+    scores = [speech.log_posteriors(network, held_out[0]) for network in networks]
     assert np.array_equal(scores[0], scores[1]) and not np.array_equal(scores[0], scores[2])
     assert np.exp(scores[0]).sum(1) == pytest.approx(1) and (scores[0].argmax(1) == held_out[1]).mean() > 0.8
 
@@ -305,11 +305,11 @@ def test_a_small_run_of_the_claim_is_judged_over_seeds_and_strings(archive, tmp_
     content |= {"seeds": 2, "lock": [], "claims": content["claims"][:1]}
     (tmp_path / "examples" / CLAIM.name).write_text(yaml.safe_dump(content))
     document = run_claim(f"examples/{CLAIM.name}", tmp_path)
-    (one,) = document["claims"]
-    assert one["items"] == 600 and one["analyses"] == ["over seeds", "over seeds and items"]
+    (claim,) = document["claims"]
+    assert claim["items"] == 600 and claim["analyses"] == ["over seeds", "over seeds and items"]
     # With one recording per digit and speaker the mixtures are still far better than chance, and far from right.
-    assert all(0.1 < score < 0.8 for score in one["scores"]["control"])
-    assert len(set(one["scores"]["treatment"])) == 2
+    assert all(0.1 < score < 0.8 for score in claim["scores"]["control"])
+    assert len(set(claim["scores"]["treatment"])) == 2
 
 
 def test_the_published_verdict_is_of_this_claim_and_agrees_with_its_scores():

@@ -71,19 +71,19 @@ def items(folder):
 def test_relations_are_deviations_from_independent_words():
     # Numbers 4, 5 and 6 are words: "4 5 6" and "4 5".
     numbers = np.array([[4, 5, 6], [4, 5, 0]])
-    found = unsupervised.relations(numbers, size=7, contexts=2)
-    assert found.shape == (5, 3, 2)
+    relations = unsupervised.relations(numbers, size=7, contexts=2)
+    assert relations.shape == (5, 3, 2)
     # Next after: 5 follows 4 twice, and 6 follows 5 once; 6 is no context word.
     after = np.array([[0, 2], [0, 0], [0, 0]])
     expected = after.sum(1, keepdims=True) * after.sum(0) / after.sum()
     deviation = (after - expected) / np.sqrt(expected + 1)
-    assert found[1] == pytest.approx(np.sign(deviation) * np.log1p(abs(deviation)))
+    assert relations[1] == pytest.approx(np.sign(deviation) * np.log1p(abs(deviation)))
     assert unsupervised.relations(numbers[1:, :2], size=7, contexts=2).shape == (5, 3, 2)
     # In the same sentence: 4 with 5 twice, 6 with both once. The diagonal is 0.
     same = np.array([[0, 2], [2, 0], [1, 1]])
     expected = same.sum(1, keepdims=True) * same.sum(0) / same.sum()
     deviation = (same - expected) / np.sqrt(expected + 1)
-    assert found[0] == pytest.approx(np.sign(deviation) * np.log1p(abs(deviation)))
+    assert relations[0] == pytest.approx(np.sign(deviation) * np.log1p(abs(deviation)))
 
 
 def test_matching_recovers_a_permutation_from_relations():
@@ -109,8 +109,8 @@ def test_words_of_two_languages_are_aligned_without_pairs():
     sizes = [len(vocabulary.words) for vocabulary in vocabularies]
     vectors, nearest = unsupervised.aligned_vectors(corpora, sizes, 16)
     known = dict(zip(names("d", 1), names("e", 2), strict=True))
-    found = [vocabularies[1].words[number] for number in nearest[0][4:]]
-    assert [known[word] for word in vocabularies[0].words[4:]] == found
+    partners = [vocabularies[1].words[number] for number in nearest[0][4:]]
+    assert [known[word] for word in vocabularies[0].words[4:]] == partners
     # Specials have partners of their own, and vectors of 0; words have vectors of length 1, near to their partners'.
     assert nearest[0][:4].tolist() == nearest[1][:4].tolist() == [0, 1, 2, 3]
     assert not vectors[0][:4].any() and np.linalg.norm(vectors[0][4:], axis=1) == pytest.approx(1)
@@ -123,17 +123,17 @@ def test_noise_keeps_words_within_their_window_and_leaves_out_a_tenth():
     words[:1000, 10:] = 0
     kept = 0
     for row, lines in ((10, words[:1000]), (20, words[1000:])):
-        found = unsupervised.noisy(lines, rng)
-        counts = (found > 0).sum(1)
+        noisy = unsupervised.noisy(lines, rng)
+        counts = (noisy > 0).sum(1)
         kept += counts.sum()
-        assert (counts >= 1).all() and all(len(set(line[line > 0])) == (line > 0).sum() for line in found)
-        assert all((line[(line > 0).sum() :] == 0).all() and line.max() <= row for line in found)
+        assert (counts >= 1).all() and all(len(set(line[line > 0])) == (line > 0).sum() for line in noisy)
+        assert all((line[(line > 0).sum() :] == 0).all() and line.max() <= row for line in noisy)
     assert kept / 30_000 == pytest.approx(0.9, abs=0.01)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(unsupervised, "DROP", 0)
-        found = unsupervised.noisy(words[1000:], rng)
-    moved = abs(found - np.arange(1, 21))
-    assert moved.max() == 3 and (np.sort(found, axis=1) == np.arange(1, 21)).all()
+        noisy = unsupervised.noisy(words[1000:], rng)
+    moved = abs(noisy - np.arange(1, 21))
+    assert moved.max() == 3 and (np.sort(noisy, axis=1) == np.arange(1, 21)).all()
 
 
 def test_a_sentence_of_one_word_keeps_it():
@@ -146,39 +146,41 @@ def network(width=16, size=12):
 
 
 def test_padding_changes_no_loss_and_no_translation():
-    found = network().eval()
+    translator = network().eval()
     source, target = torch.tensor([[5, 6, 7]]), torch.tensor([[8, 9]])
     wider = torch.nn.functional.pad(source, (0, 3)), torch.nn.functional.pad(target, (0, 2))
-    assert found.loss(*wider, (0, 1)).item() == pytest.approx(found.loss(source, target, (0, 1)).item(), rel=1e-5)
-    short, long = found.translate(source, 0)[0].tolist(), found.translate(wider[0], 0)[0].tolist()
+    assert translator.loss(*wider, (0, 1)).item() == pytest.approx(
+        translator.loss(source, target, (0, 1)).item(), rel=1e-5
+    )
+    short, long = translator.translate(source, 0)[0].tolist(), translator.translate(wider[0], 0)[0].tolist()
     assert [word for word in short if word] == [word for word in long if word][: len(short)]
 
 
 def test_the_decoder_reads_no_word_that_is_to_come():
-    found = network().eval()
-    encoded = found.encode(torch.tensor([[5, 6]]), 0)
+    translator = network().eval()
+    encoded = translator.encode(torch.tensor([[5, 6]]), 0)
     words = torch.tensor([[1, 5, 6, 7]])
     changed = torch.tensor([[1, 5, 9, 9]])
-    scores, others = found.decode(words, 1, encoded)[0], found.decode(changed, 1, encoded)[0]
+    scores, others = translator.decode(words, 1, encoded)[0], translator.decode(changed, 1, encoded)[0]
     assert scores.shape == (1, 4, 14)
     assert torch.equal(scores[:, :2], others[:, :2]) and not torch.equal(scores[:, 2], others[:, 2])
 
 
 def test_steps_of_the_decoder_are_those_of_a_whole_sentence():
-    found = network().eval()
-    encoded, words, states = found.encode(torch.tensor([[5, 6]]), 0), torch.tensor([[1, 5, 6, 7]]), None
-    whole = found.decode(words, 1, encoded)[0]
+    translator = network().eval()
+    encoded, words, states = translator.encode(torch.tensor([[5, 6]]), 0), torch.tensor([[1, 5, 6, 7]]), None
+    whole = translator.decode(words, 1, encoded)[0]
     for place in range(4):
-        scores, states = found.decode(words[:, place : place + 1], 1, encoded, states, place)
+        scores, states = translator.decode(words[:, place : place + 1], 1, encoded, states, place)
         torch.testing.assert_close(scores[:, 0], whole[:, place])
 
 
 def test_a_translation_has_a_word_and_none_that_is_unknown():
-    found = network()
+    translator = network()
     with torch.no_grad():
-        found.biases[1][[0, 1, 3]] = 50.0
-        found.biases[1][2] = 40.0
-    words = found.translate(torch.tensor([[5, 6, 7], [8, 0, 0]]), 0)
+        translator.biases[1][[0, 1, 3]] = 50.0
+        translator.biases[1][2] = 40.0
+    words = translator.translate(torch.tensor([[5, 6, 7], [8, 0, 0]]), 0)
     assert words.shape == (2, 2) and (words[:, 0] > 3).all() and not words[:, 1].any()
 
 
@@ -198,11 +200,11 @@ def test_word_by_word_finds_the_words_and_a_network_the_sentences(corpus, tmp_pa
     assert [row["reference"] for row in rows] == [" ".join(known[word] for word in words) for words in sources]
     words = [pair for row in rows for pair in zip(row["prediction"].split(), row["reference"].split(), strict=True)]
     assert np.mean([ours == theirs for ours, theirs in words]) > 0.8
-    found = []
+    translations = []
     for name, seed in (("a", 3), ("b", 3), ("c", 4)):
         run(*options, "--out", tmp_path / name, "--iterations", 1, "--epochs", 1, "--seed", seed)
-        found.append(items(tmp_path / name))
-    assert found[0] == found[1] != found[2]
+        translations.append(items(tmp_path / name))
+    assert translations[0] == translations[1] != translations[2]
 
 
 @pytest.mark.parametrize(

@@ -58,9 +58,9 @@ def test_routing_is_the_paper_s_and_its_gradient_too_where_all_of_it_is_wanted(i
     weights = torch.randn_like(expected)
     (gradient,) = torch.autograd.grad((expected * weights).sum(), votes)
     for all_of_it in (True, False):
-        found = capsnet.route(votes, 5, iterations, all_of_it)
-        torch.testing.assert_close(found, expected)
-        (own,) = torch.autograd.grad((found * weights).sum(), votes)
+        routed = capsnet.route(votes, 5, iterations, all_of_it)
+        torch.testing.assert_close(routed, expected)
+        (own,) = torch.autograd.grad((routed * weights).sum(), votes)
         equal = torch.allclose(own, gradient, rtol=1e-4, atol=1e-6)
         # With one iteration the coupling depends on nothing.
         assert equal == (all_of_it or iterations == 1)
@@ -71,25 +71,25 @@ def test_the_first_convolution_is_pytorch_s(channels):
     torch.manual_seed(2)
     network = models.build("capsnet", {"channels": 6, "primary_types": 2}, description(19, channels=channels))
     images = torch.randn(3, channels, 19, 19)
-    expected, found = functional.relu(network.convolution(images)), network.first_maps(images)
-    torch.testing.assert_close(found, expected)
-    assert found.is_contiguous(memory_format=torch.channels_last)
+    expected, first_maps = functional.relu(network.convolution(images)), network.first_maps(images)
+    torch.testing.assert_close(first_maps, expected)
+    assert first_maps.is_contiguous(memory_format=torch.channels_last)
     weights = torch.randn_like(expected)
     gradients = [
         torch.autograd.grad((maps * weights).sum(), list(network.convolution.parameters()))
-        for maps in (found, expected)
+        for maps in (first_maps, expected)
     ]
     torch.testing.assert_close(*gradients, rtol=1e-4, atol=1e-4)
 
 
 def test_squashing_keeps_directions_and_has_a_gradient_at_zero():
     vectors = torch.tensor([[3.0, 4.0], [0.0, 0.0], [0.03, 0.04]], requires_grad=True)
-    found = capsnet.squash(vectors)
+    squashed = capsnet.squash(vectors)
     expected = torch.tensor([[3 / 5, 4 / 5], [0, 0], [3 / 5, 4 / 5]]) * torch.tensor(
         [[25 / 26], [0], [0.0025 / 1.0025]]
     )
-    torch.testing.assert_close(found, expected)
-    found.sum().backward()
+    torch.testing.assert_close(squashed, expected)
+    squashed.sum().backward()
     assert vectors.grad.isfinite().all()
 
 
@@ -98,9 +98,9 @@ def test_in_half_precision_routing_is_close_and_capsules_are_float32():
     images = torch.randn(3, 1, 18, 18)
     exact = network(images)
     with torch.autocast("cpu", torch.bfloat16):
-        found = network(images)
-    assert found.dtype == torch.float32 and (found < 1).all()
-    torch.testing.assert_close(found, exact, rtol=0.05, atol=0.01)
+        scores = network(images)
+    assert scores.dtype == torch.float32 and (scores < 1).all()
+    torch.testing.assert_close(scores, exact, rtol=0.05, atol=0.01)
 
 
 def test_the_decoder_computes_in_the_precision_of_the_forward_pass():
@@ -162,15 +162,15 @@ def test_each_of_two_digits_is_decoded_alone():
 
     first, second = decoded(0, 2), decoded(0, 7)
     expected = torch.stack([first + second - first * second, decoded(1, 5)])
-    found = objective._reconstruction(network, capsules, target.bool())
-    torch.testing.assert_close(found, expected)
+    reconstruction = objective._reconstruction(network, capsules, target.bool())
+    torch.testing.assert_close(reconstruction, expected)
 
 
 def test_without_a_decoder_and_for_prediction_there_are_scores_alone():
     images = torch.randn(2, 1, 18, 18)
     network, target = small(reconstruction=False), torch.tensor([1, 4])
-    found, objective = network(images), make_objective({"name": "margin"}, description())
-    assert objective.loss(network, found, target, (images,)) == objective.held_out_loss(found, target)
+    scores, objective = network(images), make_objective({"name": "margin"}, description())
+    assert objective.loss(network, scores, target, (images,)) == objective.held_out_loss(scores, target)
     assert small().eval()(images).shape == (2, 10)
     # Nor is anything decoded where the pixels of the data were not normalised.
     bare = make_objective({"name": "margin"}, {"task": "single-label"})

@@ -39,7 +39,7 @@ def network(task, **settings):
 def test_in_float32_loss_and_gradients_are_the_cpu_s(monkeypatch, task, gradient):
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
     built = network(task, routing_gradient=gradient)
-    found = []
+    results = []
     for device in ("cpu", GPU):
         own, (images, target) = copy.deepcopy(built).to(device), (tensor.to(device) for tensor in batch(task))
         objective = make_objective(
@@ -47,8 +47,10 @@ def test_in_float32_loss_and_gradients_are_the_cpu_s(monkeypatch, task, gradient
         )
         loss = objective.loss(own, own(images), target, (images,))
         loss.backward()
-        found.append([loss.detach().cpu(), torch.cat([one.grad.cpu().flatten() for one in own.parameters()])])
-    for cpu, gpu in zip(*found, strict=True):
+        results.append(
+            [loss.detach().cpu(), torch.cat([parameter.grad.cpu().flatten() for parameter in own.parameters()])]
+        )
+    for cpu, gpu in zip(*results, strict=True):
         assert float((cpu - gpu).norm() / cpu.norm()) < 1e-4
 
 
@@ -65,5 +67,5 @@ def test_a_captured_step_gives_the_bits_of_one_that_is_called(task):
         # The first is called, the second captured, the third replayed. A capture that fails would warn.
         losses = [float(step((images,), target, 1e-5).loss) for _ in range(3)]
         assert losses[2] < losses[0]
-        ended.append((losses, torch.cat([one.detach().flatten() for one in built.parameters()])))
+        ended.append((losses, torch.cat([parameter.detach().flatten() for parameter in built.parameters()])))
     assert ended[0][0] == ended[1][0] and torch.equal(ended[0][1], ended[1][1])

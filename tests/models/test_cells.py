@@ -51,8 +51,8 @@ def test_equal_to_pytorch_in_float64_forward_and_gradients(cell, peer, batch):
     theirs, ours = theirs.double(), Recurrence(INPUTS, UNITS, cell).double()
     ours.load_state_dict(theirs.state_dict())
     expected, expected_gradients = gradients(theirs, batch[0])
-    found, found_gradients = gradients(ours, batch[0])
-    torch.testing.assert_close(found, expected, **ROUNDING)
+    states, found_gradients = gradients(ours, batch[0])
+    torch.testing.assert_close(states, expected, **ROUNDING)
     torch.testing.assert_close(found_gradients, expected_gradients, **ROUNDING)
 
 
@@ -60,8 +60,8 @@ def test_bidirectional_equals_the_layer_that_the_networks_use(batch):
     theirs, ours = BidirectionalGRU(INPUTS, UNITS).double(), BidirectionalRecurrence(INPUTS, UNITS).double()
     ours.load_state_dict(theirs.state_dict())
     expected, expected_gradients = gradients(theirs, *batch)
-    found, found_gradients = gradients(ours, *batch)
-    torch.testing.assert_close(found, expected, **ROUNDING)
+    states, found_gradients = gradients(ours, *batch)
+    torch.testing.assert_close(states, expected, **ROUNDING)
     torch.testing.assert_close(found_gradients, expected_gradients, **ROUNDING)
 
 
@@ -82,8 +82,8 @@ def test_gates_are_those_of_the_equations(batch):
             r = 1 / (1 + torch.exp(-(w_r @ x_t + u_r @ h + b_r + c_r)))
             candidate = torch.tanh(w_h @ x_t + b_h + r * (u_h @ h + c_h))
             h = z * h + (1 - z) * candidate
-            for found, expected in zip(gates, (r, z, candidate, h), strict=True):
-                torch.testing.assert_close(found[row, step], expected, **ROUNDING)
+            for gate, expected in zip(gates, (r, z, candidate, h), strict=True):
+                torch.testing.assert_close(gate[row, step], expected, **ROUNDING)
 
 
 @pytest.mark.parametrize("cell", cells.NAMES)
@@ -93,15 +93,15 @@ def test_padding_is_zero_changes_nothing_and_gets_no_gradient(cell, batch):
     real = real_steps(lengths, x.shape[1])
     other = torch.where(real.unsqueeze(-1), x, torch.full_like(x, 7.0))
     expected, _ = gradients(layer, x, lengths)
-    found, found_gradients = gradients(layer, other, lengths)
-    assert torch.equal(found, expected)
-    assert not found[~real].any() and not found_gradients["x"][~real].any()
-    assert torch.equal(layer.forwards(other, lengths), found[..., :UNITS])
+    states, found_gradients = gradients(layer, other, lengths)
+    assert torch.equal(states, expected)
+    assert not states[~real].any() and not found_gradients["x"][~real].any()
+    assert torch.equal(layer.forwards(other, lengths), states[..., :UNITS])
     assert found_gradients["x"][real].any(dim=-1).all()
     gates = layer.gates(other, lengths)
-    assert torch.equal(gates.state, found)
+    assert torch.equal(gates.state, states)
     for part in gates:
-        assert part.shape == found.shape and not part[~real].any()
+        assert part.shape == states.shape and not part[~real].any()
 
 
 @pytest.mark.parametrize("cell", cells.NAMES)
@@ -169,8 +169,8 @@ def test_the_minimal_unit_has_one_gate_for_both(batch):
         f = torch.sigmoid(torch.cat([h, x[:, step]], dim=1) @ w_f.T + b_f)
         candidate = torch.tanh(x[:, step] @ w_h.T + b_h + f * (h @ u_h.T + c_h))
         h = (1 - f) * h + f * candidate
-        for found, expected in zip(gates, (f, 1 - f, candidate, h), strict=True):
-            torch.testing.assert_close(found[:, step], expected, **ROUNDING)
+        for gate, expected in zip(gates, (f, 1 - f, candidate, h), strict=True):
+            torch.testing.assert_close(gate[:, step], expected, **ROUNDING)
 
 
 @pytest.mark.parametrize("cell", cells.NAMES)
@@ -181,14 +181,14 @@ def test_the_gru_s_operation_reads_a_cell_as_the_loop_does(cell, batch):
     layer.zero_grad()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ReferenceWarning)
-        found, found_gradients = gradients(
+        states, found_gradients = gradients(
             layer,
             *batch,
             read=lambda x, lengths: gru(
                 x, lengths, layer.flat_parameters(), bidirectional=True, rectified=layer.rectified
             ),
         )
-    torch.testing.assert_close(found, expected, **ROUNDING)
+    torch.testing.assert_close(states, expected, **ROUNDING)
     torch.testing.assert_close(found_gradients, expected_gradients, **ROUNDING)
 
 
@@ -207,8 +207,8 @@ def test_runs_are_trained_together_by_vmap_as_they_are_alone(cell, batch):
     """Parameters of several layers on top of each other: what the studies train by."""
     layers = [Recurrence(INPUTS, UNITS, cell).double() for _ in range(3)]
     together, _ = torch.func.stack_module_state(layers)
-    found = torch.func.vmap(lambda values: torch.func.functional_call(layers[0], values, (batch[0],)))(together)
-    for state, layer in zip(found, layers, strict=True):
+    states = torch.func.vmap(lambda values: torch.func.functional_call(layers[0], values, (batch[0],)))(together)
+    for state, layer in zip(states, layers, strict=True):
         torch.testing.assert_close(state, layer(batch[0]), **ROUNDING)
 
 

@@ -129,10 +129,10 @@ def test_the_network_is_compiled_and_exported_with_its_blocks_as_operations(by_r
     compiled = torch.compile(network, fullgraph=True, backend="aot_eager")
     for logits in (compiled(images), same(images)):
         logits.square().sum().backward()
-    for found, expected in zip(network.parameters(), same.parameters(), strict=True):
-        torch.testing.assert_close(found.grad, expected.grad)
-    for found, expected in zip(network.buffers(), same.buffers(), strict=True):
-        torch.testing.assert_close(found, expected)
+    for parameter, expected in zip(network.parameters(), same.parameters(), strict=True):
+        torch.testing.assert_close(parameter.grad, expected.grad)
+    for buffer, expected in zip(network.buffers(), same.buffers(), strict=True):
+        torch.testing.assert_close(buffer, expected)
     exported = torch.export.export(same.eval(), (images,), dynamic_shapes=({0: torch.export.Dim.AUTO},))
     names = [str(node.target) for node in exported.graph.nodes]
     assert names.count("cuda_ext.dense_block.default") == 3 == names.count("cuda_ext.batch_norm_activation.default")
@@ -184,11 +184,11 @@ def test_norms_that_the_kernel_does_not_compute_take_the_modules(by_references, 
     modules[index] = torch.nn.BatchNorm2d(modules[index].num_features, **unlike)
     same, images = copy.deepcopy(network), torch.randn(4, 3, 8, 8)
     for training in (True, False):
-        found = network.train(training)(images)
+        logits = network.train(training)(images)
         with norm_activation.by_modules():
-            torch.testing.assert_close(found, same.train(training)(images))
-    for one, other in zip(network.buffers(), same.buffers(), strict=True):
-        torch.testing.assert_close(one, other)
+            torch.testing.assert_close(logits, same.train(training)(images))
+    for buffer, other in zip(network.buffers(), same.buffers(), strict=True):
+        torch.testing.assert_close(buffer, other)
 
 
 def test_synchronised_norms_are_not_computed_by_one_process_alone(by_references):
@@ -247,9 +247,9 @@ def test_no_activation_runs_as_another_where_kernels_are(by_references, name, ac
             if parameter.ndim < 2:
                 parameter.add_(0.5 * torch.rand_like(parameter))
     images = torch.randn(3, 3, size, size, dtype=torch.float64)
-    found = network(images)
+    logits = network(images)
     with norm_activation.by_modules():
-        torch.testing.assert_close(network(images), found, rtol=1e-9, atol=1e-9)
+        torch.testing.assert_close(network(images), logits, rtol=1e-9, atol=1e-9)
     kernel = activation["name"] in WITH_KERNEL and len(activation) == 1
     assert kernels(network).startswith("reference") == (kernel or activation["name"] == "swish_beta")
 
@@ -257,7 +257,7 @@ def test_no_activation_runs_as_another_where_kernels_are(by_references, name, ac
 def test_swish_beta_per_channel_trains_a_beta_of_each():
     settings = {"depth": 10, "growth_rate": 4, "activation": {"name": "swish_beta", "per": "channel"}}
     network = models.build("densenet", settings, description(8))
-    pairs = [(one[0], one[1]) for one in network.modules() if isinstance(one, dense.Composite)]
+    pairs = [(module[0], module[1]) for module in network.modules() if isinstance(module, dense.Composite)]
     assert pairs and all(activate.beta.shape == (norm.num_features,) for norm, activate in pairs)
     network(torch.randn(4, 3, 8, 8)).square().sum().backward()
     assert all(activate.beta.grad.abs().min() > 0 for _, activate in pairs)

@@ -48,8 +48,8 @@ def step(network, images, fused, dtype):
     return [torch.cat([tensor.double().flatten() for tensor in part]) for part in parts]
 
 
-def errors(found, exact):
-    return [float((a - b).norm() / b.norm()) for a, b in zip(found, exact, strict=True)]
+def errors(tensors, exact):
+    return [float((a - b).norm() / b.norm()) for a, b in zip(tensors, exact, strict=True)]
 
 
 @pytest.mark.parametrize("name", NETWORKS)
@@ -57,9 +57,9 @@ def errors(found, exact):
 def test_in_float32_a_step_is_that_of_pytorch_s_modules(name, activation):
     built, images = network(name, activation={"name": activation})
     exact = step(built, images, False, torch.float64)
-    found = step(built, images, True, torch.float32)
+    fused = step(built, images, True, torch.float32)
     plain = step(built, images, False, torch.float32)
-    for error, usual, difference in zip(errors(found, exact), errors(plain, exact), errors(found, plain), strict=True):
+    for error, usual, difference in zip(errors(fused, exact), errors(plain, exact), errors(fused, plain), strict=True):
         assert error <= max(1e-5, 2 * usual)
         assert difference <= max(2e-5, 3 * usual)
     double = step(built, images, True, torch.float64)
@@ -71,11 +71,11 @@ def test_in_float32_a_step_is_that_of_pytorch_s_modules(name, activation):
 def test_in_bfloat16_its_error_is_no_larger_than_that_of_pytorch_s_modules(name, activation):
     built, images = network(name, activation={"name": activation})
     exact = step(built, images, False, torch.float64)
-    found = errors(step(built, images, True, torch.bfloat16), exact)
+    fused = errors(step(built, images, True, torch.bfloat16), exact)
     plain = errors(step(built, images, False, torch.bfloat16), exact)
-    assert found[0] <= max(2e-2, 2 * plain[0])
-    assert found[1] <= 1.3 * plain[1]
-    assert found[2] <= max(1e-2, 1.3 * plain[2])
+    assert fused[0] <= max(2e-2, 2 * plain[0])
+    assert fused[1] <= 1.3 * plain[1]
+    assert fused[2] <= max(1e-2, 1.3 * plain[2])
 
 
 @pytest.mark.parametrize("name", NETWORKS)
@@ -83,8 +83,8 @@ def test_in_evaluation_it_goes_by_the_running_statistics(name):
     built, images = network(name, activation={"name": "swish"})
     built(images)
     built.eval()
-    found = step(built, images, True, torch.float32)
-    assert max(errors(found, step(built, images, False, torch.float64))) <= 1e-4
+    fused = step(built, images, True, torch.float32)
+    assert max(errors(fused, step(built, images, False, torch.float64))) <= 1e-4
     with torch.no_grad():
         torch.testing.assert_close(built(images[:1]), built(images)[:1], rtol=1e-4, atol=1e-5)
 
@@ -147,8 +147,8 @@ def test_torch_compile_trains_the_network_whole_by_the_kernels(name):
             loss = functional.cross_entropy(run(images), torch.arange(16, device="cuda") % 10)
         loss.backward()
         results.append([loss.detach(), *(p.grad for p in own.parameters()), *own.buffers()])
-    eager, found = (torch.cat([tensor.double().flatten() for tensor in one]) for one in results)
-    assert float((found - eager).norm()) <= 5e-2 * float(eager.norm())
+    eager, by_compiler = (torch.cat([tensor.double().flatten() for tensor in tensors]) for tensors in results)
+    assert float((by_compiler - eager).norm()) <= 5e-2 * float(eager.norm())
 
 
 @compiler

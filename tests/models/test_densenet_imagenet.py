@@ -160,8 +160,8 @@ def test_weights_of_another_network_are_refused(weights):
 
 
 def test_the_key_has_the_digest_of_the_file_and_not_its_path(weights):
-    found = read(densenet_imagenet.Settings, {**SMALL, "initial_weights": weights}, "network")
-    assert without_defaults(found)["initial_weights"] == {"sha256": weights["sha256"]}
+    settings = read(densenet_imagenet.Settings, {**SMALL, "initial_weights": weights}, "network")
+    assert without_defaults(settings)["initial_weights"] == {"sha256": weights["sha256"]}
     assert "initial_weights" not in without_defaults(from_json(densenet_imagenet.Settings, SMALL))
     with pytest.raises(InputError, match=r"network\.initial_weights"):
         read(densenet_imagenet.Settings, {"initial_weights": weights | {"sha256": "abc"}}, "network")

@@ -54,8 +54,8 @@ def test_the_first_convolution_whitens_the_patches_of_the_training_split(picture
     begin(network, pictures)
     assert not network.whitening.weight.requires_grad and network.whitening.bias.requires_grad
     with torch.no_grad():
-        found = network.whitening(normalised(pictures, pictures.rows("train"))) - network.whitening.bias.view(-1, 1, 1)
-    patches = found.movedim(1, 3).flatten(0, 2)
+        white = network.whitening(normalised(pictures, pictures.rows("train"))) - network.whitening.bias.view(-1, 1, 1)
+    patches = white.movedim(1, 3).flatten(0, 2)
     moments = patches.T @ patches / len(patches)
     eye = torch.eye(12)
     # What little an eigenvalue lacks is the number added to it.
@@ -106,21 +106,21 @@ def test_evaluation_averages_the_views_and_training_reads_one(pictures):
     network = models.build("fastnet", SMALL, pictures.description)
     begin(network, pictures)
     network(images)
-    found = {}
+    logits = {}
     for views in ("image", "mirrored", "mirrored_shifted"):
         network.views = views
         with torch.no_grad():
             assert torch.equal(network.train().requires_grad_(False)(images), network.logits(images))
-            found[views] = network.eval()(images)
+            logits[views] = network.eval()(images)
             mirrored = network(images.flip(3))
-        same = torch.allclose(found[views], mirrored, atol=1e-5)
+        same = torch.allclose(logits[views], mirrored, atol=1e-5)
         assert same == (views == "mirrored"), "the diagonal of the shifts is no mirror image of itself"
     shifted = torch.nn.functional.pad(images, (1, 1, 1, 1), "reflect")
     with torch.no_grad():
         plain = [(network.logits(x) + network.logits(x.flip(3))) / 2 for x in (images, shifted[..., :-2, :-2])]
         plain.append((network.logits(shifted[..., 2:, 2:]) + network.logits(shifted[..., 2:, 2:].flip(3))) / 2)
     expected = plain[0] / 2 + (plain[1] + plain[2]) / 4
-    torch.testing.assert_close(found["mirrored_shifted"], expected)
+    torch.testing.assert_close(logits["mirrored_shifted"], expected)
 
 
 def test_images_that_are_too_small_and_a_wrong_number_of_widths_are_refused(pictures):

@@ -39,15 +39,15 @@ def test_kernels_and_modules_agree(activation, convolutions, monkeypatch):
     monkeypatch.setattr(library, "_strict", True)
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
     network, images, target = drawn(activation={"name": activation}, convolutions=convolutions)
-    found = []
+    results = []
     for modules in (False, True):
-        mine = copy.deepcopy(network)
+        own = copy.deepcopy(network)
         with by_modules(modules):
-            loss = functional.cross_entropy(mine(images), target)
+            loss = functional.cross_entropy(own(images), target)
             loss.backward()
-        gradients = [one.grad.flatten() for one in mine.parameters() if one.requires_grad]
-        found.append(torch.cat([loss.detach()[None], *gradients]).double())
-    assert float((found[0] - found[1]).norm() / found[1].norm()) < (0.02 if activation == "relu" else 1e-3)
+        gradients = [parameter.grad.flatten() for parameter in own.parameters() if parameter.requires_grad]
+        results.append(torch.cat([loss.detach()[None], *gradients]).double())
+    assert float((results[0] - results[1]).norm() / results[1].norm()) < (0.02 if activation == "relu" else 1e-3)
 
 
 @pytest.mark.parametrize("amp", ["fp32", "bf16", "fp16"])

@@ -24,9 +24,9 @@ torch.manual_seed(0)
 layer = convolution(inputs, 16, 1, 2)
 images = torch.randn(32, inputs, pixels, pixels).to(memory_format=torch.channels_last)
 gradient = torch.randn(32, 16, pixels // 2, pixels // 2).to(memory_format=torch.channels_last)
-found = torch.autograd.grad(layer(images), layer.weight, gradient)[0]
+computed = torch.autograd.grad(layer(images), layer.weight, gradient)[0]
 exact = torch.einsum("nohw,nihw->oi", gradient.double(), images[:, :, ::2, ::2].double())
-torch.testing.assert_close(found[:, :, 0, 0].double(), exact, rtol=1e-4, atol=1e-2)
+torch.testing.assert_close(computed[:, :, 0, 0].double(), exact, rtol=1e-4, atol=1e-2)
 """
 STRIDED_WEIGHTS = re.compile(r",jit_1x1:\w+,backward_weights,.*?_ic(\d+)oc\d+_.*kh1sh(\d+).*kw1sw(\d+)")
 
@@ -42,8 +42,8 @@ def python(instructions, *arguments):
 
 def overflowing(output):
     """Gradients of strided 1x1 convolutions with fewer channels than the block of oneDNN's AVX-512."""
-    found = STRIDED_WEIGHTS.findall(output)
-    return [one for one in found if int(one[0]) < 16 and (int(one[1]) > 1 or int(one[2]) > 1)]
+    weights = STRIDED_WEIGHTS.findall(output)
+    return [sizes for sizes in weights if int(sizes[0]) < 16 and (int(sizes[1]) > 1 or int(sizes[2]) > 1)]
 
 
 @pytest.mark.parametrize("instructions", INSTRUCTION_SETS)

@@ -35,9 +35,9 @@ def test_the_loss_of_held_out_rows_has_neither_smoothing_nor_weights(task, targe
     settings = {"class_weights": "balanced"} if task == "multi-label" else {}
     of_settings = objective(task, labels, label_smoothing=0.3, **settings)
     plain = objective(task, label_smoothing=0.0)
-    found = of_settings.held_out_loss(LOGITS, target)
-    torch.testing.assert_close(found, plain.loss(None, LOGITS, target, ()))
-    assert found != of_settings.loss(None, LOGITS, target, ())
+    loss = of_settings.held_out_loss(LOGITS, target)
+    torch.testing.assert_close(loss, plain.loss(None, LOGITS, target, ()))
+    assert loss != of_settings.loss(None, LOGITS, target, ())
 
 
 def test_balanced_weights_give_both_sides_of_a_class_the_same_weight():
@@ -54,13 +54,13 @@ def test_balanced_weights_give_both_sides_of_a_class_the_same_weight():
 
 
 def test_probabilities_and_right_answers():
-    one, several = objective(), objective("multi-label")
-    torch.testing.assert_close(one.probabilities(LOGITS), LOGITS.softmax(1))
+    single, several = objective(), objective("multi-label")
+    torch.testing.assert_close(single.probabilities(LOGITS), LOGITS.softmax(1))
     torch.testing.assert_close(several.probabilities(LOGITS), LOGITS.sigmoid())
-    assert one.correct(LOGITS, ONE).tolist() == [True, False]
+    assert single.correct(LOGITS, ONE).tolist() == [True, False]
     assert several.correct(LOGITS, SEVERAL).tolist() == [[True, False], [False, False]]
-    found = to_probabilities(one, LOGITS.numpy())
-    assert found.dtype == np.float32 and found.sum(axis=1) == pytest.approx(1)
+    probabilities = to_probabilities(single, LOGITS.numpy())
+    assert probabilities.dtype == np.float32 and probabilities.sum(axis=1) == pytest.approx(1)
 
 
 def test_scores_are_the_first_of_several_outputs():
@@ -104,8 +104,8 @@ def test_chexnet_keeps_its_weights_on_each_device():
     weighted = chexnet(np.array([[1], [0], [0]], np.uint8))
     devices = [torch.device("cpu"), torch.device("meta")]
     first = [weighted.weights_on(device) for device in devices]
-    assert all(weighted.weights_on(device) is one for device, one in zip(devices, first, strict=True))
-    assert [one.device.type for one in first] == ["cpu", "meta"]
+    assert all(weighted.weights_on(device) is weights for device, weights in zip(devices, first, strict=True))
+    assert [weights.device.type for weights in first] == ["cpu", "meta"]
 
 
 def test_chexnet_of_single_labels_is_refused():

@@ -52,17 +52,17 @@ def test_weights_of_the_mean_are_even_and_those_of_the_maximum_its_share_of_the_
 @pytest.mark.parametrize("sign", [1, -1])
 def test_gradients_are_those_of_the_weighted_sum_and_none_goes_to_padding(states, layer, sign):
     above = sign * torch.arange(1.0, 21).reshape(5, 4).double()
-    found = []
+    gradients = []
     for vectors in (layer(states, LENGTHS)[0], layer.read_ragged(*ragged(states))):
         states.grad = None
         (vectors * above).sum().backward()
-        found.append(states.grad)
-    for gradient in found:
+        gradients.append(states.grad)
+    for gradient in gradients:
         assert not gradient[torch.arange(6) >= LENGTHS.unsqueeze(-1)].any()
         # All that comes from above arrives, shared between equal steps.
         torch.testing.assert_close(gradient.sum(dim=1), above * (LENGTHS > 0).unsqueeze(-1))
-    torch.testing.assert_close(found[1], found[0])
-    for row, gradient in zip(states.detach(), found[0], strict=True):
+    torch.testing.assert_close(gradients[1], gradients[0])
+    for row, gradient in zip(states.detach(), gradients[0], strict=True):
         if isinstance(layer, Max) and not row[0].isnan().any():
             largest = row.nan_to_num(-9).amax(dim=0)
             assert not gradient[row != largest].any()

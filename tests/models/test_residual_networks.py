@@ -104,7 +104,7 @@ def test_each_stage_but_the_first_halves_the_image(model):
     network, sides = models.build(model, SMALL[model], description()).eval(), []
     for module in network.modules():
         if isinstance(module, nn.Conv2d):
-            module.register_forward_hook(lambda module, given, found: sides.append(found.shape[2]))
+            module.register_forward_hook(lambda module, given, maps: sides.append(maps.shape[2]))
     network(torch.randn(1, 3, 32, 32))
     assert sorted(set(sides)) == ([4, 8, 16, 32] if model == "resnet18" else [8, 16, 32])
     assert (sides[0], sides[-1]) == (32, min(sides))
@@ -119,8 +119,8 @@ def test_every_network_takes_every_activation(model, activation):
     assert logits.shape == (3, 5)
     logits.square().sum().backward()
     assert all(parameter.grad is not None for parameter in network.parameters())
-    assert sum(type(one).__name__ == type(norm_activation.NormActivation(1, {"name": activation}).activate).__name__
-               for one in network.modules()) > 3  # fmt: skip
+    assert sum(type(module).__name__ == type(norm_activation.NormActivation(1, {"name": activation}).activate).__name__
+               for module in network.modules()) > 3  # fmt: skip
 
 
 @pytest.mark.parametrize("model", [*KIN, "densenet"])
@@ -130,7 +130,7 @@ def test_with_kernels_a_step_has_the_losses_gradients_and_statistics_of_the_modu
     monkeypatch.setattr(norm_activation, "_has_kernel", lambda x: not norm_activation._by_modules)
     settings = SMALL.get(model, {"depth": 10, "growth_rate": 3, "bottleneck": False})
     images = torch.randn(3, 3, 12, 12, dtype=torch.float64)
-    found = []
+    results = []
     for by_modules in (True, False):
         torch.manual_seed(0)
         network = models.build(model, {**settings, "activation": {"name": activation}}, description(12)).double()
@@ -138,9 +138,9 @@ def test_with_kernels_a_step_has_the_losses_gradients_and_statistics_of_the_modu
         with norm_activation.by_modules(by_modules):
             logits = network(images)
         logits.square().sum().backward()
-        found.append([logits, *(parameter.grad for parameter in network.parameters()), *network.buffers()])
-    for one, other in zip(*found, strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-9)
+        results.append([logits, *(parameter.grad for parameter in network.parameters()), *network.buffers()])
+    for tensor, other in zip(*results, strict=True):
+        torch.testing.assert_close(tensor, other, rtol=1e-9, atol=1e-9)
 
 
 @pytest.mark.parametrize(
@@ -160,7 +160,9 @@ def test_depth_counts_convolutions_of_branches_and_the_classifier(model, setting
         if isinstance(part, nn.Module)
         for module in part.modules()
     }
-    counted = [one for one in network.modules() if isinstance(one, nn.Conv2d | nn.Linear) and id(one) not in shortcuts]
+    counted = [
+        layer for layer in network.modules() if isinstance(layer, nn.Conv2d | nn.Linear) and id(layer) not in shortcuts
+    ]
     assert len(counted) == layers
 
 
@@ -185,29 +187,33 @@ def test_images_that_cannot_be_halved_are_refused(model):
 
 def test_a_padded_shortcut_keeps_its_channels_and_adds_zeros():
     x = torch.randn(2, 3, 8, 8)
-    found = residual.padded_shortcut(3, 5, 2)(x)
-    assert torch.equal(found[:, :3], x[:, :, ::2, ::2]) and found.shape == (2, 5, 4, 4) and not found[:, 3:].any()
+    shortcut = residual.padded_shortcut(3, 5, 2)(x)
+    assert (
+        torch.equal(shortcut[:, :3], x[:, :, ::2, ::2]) and shortcut.shape == (2, 5, 4, 4) and not shortcut[:, 3:].any()
+    )
 
 
 @pytest.mark.parametrize("model", ["resnet", "preresnet", "wide_resnet"])
 def test_without_their_branches_units_pass_their_input_on(model):
     """Before an activation (post) or unchanged (pre); the plain network has no such units."""
     network = models.build(model, {"preresnet": {"depth": 14}}.get(model, SMALL[model]), description(8)).eval()
-    units = [one for one in network.modules() if isinstance(one, residual.PostActivation | residual.PreActivation)]
-    unit = next(one for one in units if getattr(one, "projection", None) is None)
+    units = [
+        module for module in network.modules() if isinstance(module, residual.PostActivation | residual.PreActivation)
+    ]
+    unit = next(candidate for candidate in units if getattr(candidate, "projection", None) is None)
     for parameter in unit.branch.parameters():
         nn.init.zeros_(parameter)
-    channels = next(one for one in unit.branch.modules() if isinstance(one, nn.Conv2d)).in_channels
+    channels = next(module for module in unit.branch.modules() if isinstance(module, nn.Conv2d)).in_channels
     x = torch.randn(2, channels, 8, 8)
     assert torch.equal(unit(x), x.relu() if model == "resnet" else x)
     plain = models.build("resnet", {"depth": 8, "shortcut": "none"}, description(8))
-    assert not any(isinstance(one, residual.PostActivation) for one in plain.modules())
+    assert not any(isinstance(module, residual.PostActivation) for module in plain.modules())
 
 
 def test_a_highway_layer_mixes_its_input_with_its_transform_by_the_gate():
     torch.manual_seed(0)
     network = models.build("highway", {"depth": 7, "width": 3, "gate_bias": -3.0}, description(8)).eval()
-    layer = next(one for one in network.modules() if type(one).__name__ == "HighwayLayer")
+    layer = next(module for module in network.modules() if type(module).__name__ == "HighwayLayer")
     x = torch.randn(2, 3, 8, 8)
     gate = layer.gate(x).sigmoid()
     torch.testing.assert_close(layer(x), gate * layer.transform(x) + (1 - gate) * x)

@@ -55,12 +55,12 @@ def step(network, images, fused, dtype):
 def test_a_step_by_kernels_is_that_of_pytorch_s_modules(name, activation):
     built, images = network(name, activation)
     exact = step(built, images, False, torch.float64)
-    for found, expected in zip(step(built, images, True, torch.float64), exact, strict=True):
-        assert (found - expected).norm() <= 1e-9 * expected.norm()
+    for result, expected in zip(step(built, images, True, torch.float64), exact, strict=True):
+        assert (result - expected).norm() <= 1e-9 * expected.norm()
     if activation != "relu":  # whose gradient jumps where float32 rounds to the other side of zero
         fused, plain = (step(built, images, by_kernels, torch.float32) for by_kernels in (True, False))
-        for found, usual, expected in zip(fused, plain, exact, strict=True):
-            error, own = (found - expected).norm() / expected.norm(), (usual - expected).norm() / expected.norm()
+        for result, usual, expected in zip(fused, plain, exact, strict=True):
+            error, own = (result - expected).norm() / expected.norm(), (usual - expected).norm() / expected.norm()
             assert error <= max(1e-5, 2 * own)
 
 
@@ -70,18 +70,18 @@ def test_a_graph_of_stochastic_depth_draws_new_branches_at_each_replay():
     with torch.no_grad():
         drawn = [graphs(images)[0].clone() for _ in range(20)]
     assert not graphs.failed
-    assert len({tuple(one.tolist()) for one in drawn}) > 5
+    assert len({tuple(scales.tolist()) for scales in drawn}) > 5
     assert set(torch.stack(drawn).unique().tolist()) == {0.0, 1.0}
 
 
 def test_stochastic_depth_draws_the_same_with_a_graph_and_without():
     built, images = network("stochastic_depth", survival=0.5)
-    found = []
+    results = []
     for graphed in (True, False):
         own = copy.deepcopy(built)
         run = Graphs(own, "a step", images.device) if graphed else own
         torch.manual_seed(3)
         with torch.no_grad():
-            found.append([run(images).clone() for _ in range(4)])
-    for one, other in zip(*found, strict=True):
-        assert torch.equal(one, other)
+            results.append([run(images).clone() for _ in range(4)])
+    for logits, other in zip(*results, strict=True):
+        assert torch.equal(logits, other)

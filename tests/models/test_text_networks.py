@@ -174,11 +174,11 @@ def test_ragged_text_gives_what_padded_text_gives_and_its_gradients(network, tex
     real = torch.arange(tokens.shape[2]) < word_counts.unsqueeze(-1)
     words = functional.pad(tokens[real], (0, 9))
     target = collation.labels(text, rows)
-    found = []
+    results = []
     for given in (tokens.masked_fill(~real, 0), words):
         network.zero_grad()
         logits = network(given, word_counts, sentence_counts)
         functional.cross_entropy(logits, target).backward()
-        found.append([logits, *(parameter.grad for parameter in network.parameters())])
-    torch.testing.assert_close(found[1], found[0], rtol=1e-9, atol=1e-11)
-    assert all(gradient.any() for gradient in found[0][1:])
+        results.append([logits, *(parameter.grad for parameter in network.parameters())])
+    torch.testing.assert_close(results[1], results[0], rtol=1e-9, atol=1e-11)
+    assert all(gradient.any() for gradient in results[0][1:])

@@ -43,11 +43,11 @@ def loss_and_gradients(network, prepared, rows, device, ragged, half=None):
     return [loss.detach().cpu().double(), *(p.grad.cpu().double().clone() for p in network.parameters())]
 
 
-def error(found, exact):
+def error(results, exact):
     """Of all gradients together, as one long vector; the loss first."""
-    difference = torch.cat([(a - b).flatten() for a, b in zip(found[1:], exact[1:], strict=True)]).norm()
+    difference = torch.cat([(a - b).flatten() for a, b in zip(results[1:], exact[1:], strict=True)]).norm()
     whole = torch.cat([b.flatten() for b in exact[1:]]).norm()
-    return float((found[0] - exact[0]).abs() / exact[0]), float(difference / whole)
+    return float((results[0] - exact[0]).abs() / exact[0]), float(difference / whole)
 
 
 @pytest.mark.parametrize(("model", "settings"), NETWORKS)

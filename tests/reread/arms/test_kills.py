@@ -47,14 +47,14 @@ def hangs(claim) -> bool:
 
 def processes(claim) -> list[str]:
     """The command lines of the processes that work in a folder of the claim."""
-    found = []
+    command_lines = []
     for entry in Path("/proc").glob("[0-9]*"):
         try:
             if Path(os.readlink(entry / "cwd")).is_relative_to(claim.folder):
-                found.append((entry / "cmdline").read_bytes().decode().replace("\0", " "))
+                command_lines.append((entry / "cmdline").read_bytes().decode().replace("\0", " "))
         except OSError:
             continue
-    return found
+    return command_lines
 
 
 def finished(claim) -> set[tuple[str, int]]:

@@ -58,9 +58,9 @@ def test_an_alternating_flip_shows_each_image_both_ways_in_two_epochs_running():
         for seed in (0, 1)
         for epoch in (1, 2, 3)
     }
-    as_is = {place: (found == images).flatten(1).all(dim=1) for place, found in shown.items()}
-    for place, found in shown.items():
-        assert (as_is[place] ^ (found == images.flip(3)).flatten(1).all(dim=1)).all()
+    as_is = {place: (pictures == images).flatten(1).all(dim=1) for place, pictures in shown.items()}
+    for place, pictures in shown.items():
+        assert (as_is[place] ^ (pictures == images.flip(3)).flatten(1).all(dim=1)).all()
         # Five standard deviations; the row's neighbours and the seed say nothing of it.
         for other in (as_is[place].roll(1), as_is[place].roll(2), as_is[(1 - place[0], place[1])]):
             assert abs(int((as_is[place] ^ other).sum()) - 1000) < 112
@@ -90,9 +90,9 @@ def test_images_are_smaller_in_the_first_epochs_and_look_the_same():
 
 def test_about_half_of_the_images_are_mirrored():
     images = numbered(2000, 4)
-    found = flip.apply(images, generator(), flip.Settings())
-    mirrored = (found == images.flip(3)).flatten(1).all(dim=1)
-    assert ((found == images).flatten(1).all(dim=1) ^ mirrored).all()
+    flipped = flip.apply(images, generator(), flip.Settings())
+    mirrored = (flipped == images.flip(3)).flatten(1).all(dim=1)
+    assert ((flipped == images).flatten(1).all(dim=1) ^ mirrored).all()
     # Five standard deviations.
     assert abs(int(mirrored.sum()) - 1000) < 112
     assert torch.equal(flip.apply(images, generator(), flip.Settings(0.0)), images)
@@ -101,11 +101,11 @@ def test_about_half_of_the_images_are_mirrored():
 @pytest.mark.parametrize("padding", ["zeros", "reflect"])
 def test_each_image_is_shifted_as_a_crop_of_the_padded_image_is(padding):
     images, pixels = numbered(3000, 6), 2
-    found = shift.apply(images, generator(), shift.Settings(pixels, padding))
+    shifted = shift.apply(images, generator(), shift.Settings(pixels, padding))
     mode = {"zeros": "constant", "reflect": "reflect"}[padding]
     padded = torch.nn.functional.pad(images, (pixels,) * 4, mode)
     crops = torch.stack([padded[:, :, y : y + 6, x : x + 6] for y in range(5) for x in range(5)])
-    equal = (crops == found).flatten(2).all(dim=2)
+    equal = (crops == shifted).flatten(2).all(dim=2)
     assert (equal.sum(dim=0) == 1).all()
     # Each of 25 crops is as likely: 120 of each, with a standard deviation of 10.7.
     assert (equal.sum(dim=1) - 120).abs().max() < 54
@@ -113,28 +113,28 @@ def test_each_image_is_shifted_as_a_crop_of_the_padded_image_is(padding):
 
 def test_the_darkest_value_of_each_channel_can_move_in_at_the_edges():
     images, pixels = numbered(200, 6) - 500, 2
-    found = shift.apply(images, generator(), shift.Settings(pixels, "darkest"))
+    shifted = shift.apply(images, generator(), shift.Settings(pixels, "darkest"))
     low = images.amin(dim=(2, 3), keepdim=True)
     padded = torch.nn.functional.pad(images - low, (pixels,) * 4) + low
     crops = torch.stack([padded[:, :, y : y + 6, x : x + 6] for y in range(5) for x in range(5)])
-    assert ((crops == found).flatten(2).all(dim=2).sum(dim=0) == 1).all()
+    assert ((crops == shifted).flatten(2).all(dim=2).sum(dim=0) == 1).all()
 
 
 def test_an_image_may_stay_where_it_is():
     images = numbered(4)
     assert torch.equal(shift.apply(images, generator(), shift.Settings(0)), images)
     wide = torch.nn.functional.pad(images, (0, 1))
-    for one in (images, wide, wide.mT):
+    for given in (images, wide, wide.mT):
         with pytest.raises(InputError, match="shift.pixels is 32"):
-            shift.apply(one, generator(), shift.Settings(32, "reflect"))
+            shift.apply(given, generator(), shift.Settings(32, "reflect"))
     assert shift.apply(images, generator(), shift.Settings(32)).shape == images.shape
 
 
 def test_a_square_is_cut_out_whose_centre_is_any_pixel():
     images = torch.ones(4000, 2, SIZE, SIZE)
-    found = cutout.apply(images, generator(), cutout.Settings(16))
-    assert torch.equal(found[:, 0], found[:, 1])
-    gone = found[:, 0] == 0
+    cut = cutout.apply(images, generator(), cutout.Settings(16))
+    assert torch.equal(cut[:, 0], cut[:, 1])
+    gone = cut[:, 0] == 0
     height, width = gone.any(dim=2).sum(dim=1), gone.any(dim=1).sum(dim=1)
     assert torch.equal(gone.sum(dim=(1, 2)), height * width)
     # Its row says nothing of its column: five standard deviations.
@@ -146,15 +146,15 @@ def test_a_square_is_cut_out_whose_centre_is_any_pixel():
     for side in (height, width):
         assert side.min() == 8 and side.max() == 16
         assert abs(float(side.double().mean()) - sides.mean()) < 5 * sides.std() / 4000**0.5
-    assert torch.equal(found.bool(), ~gone.unsqueeze(1).expand_as(found))
+    assert torch.equal(cut.bool(), ~gone.unsqueeze(1).expand_as(cut))
 
 
 def test_augmentations_are_applied_in_the_order_of_the_list():
     images = numbered(8)
     both = [{"name": "cutout", "size": 8}, {"name": "flip", "probability": 1.0}]
     expected = flip.apply(cutout.apply(images, draws := generator(), cutout.Settings(8)), draws, flip.Settings(1.0))
-    found, target = build(both, "image")(images, torch.arange(8), generator())
-    assert torch.equal(found, expected) and torch.equal(target, torch.arange(8))
+    augmented, target = build(both, "image")(images, torch.arange(8), generator())
+    assert torch.equal(augmented, expected) and torch.equal(target, torch.arange(8))
 
 
 def test_another_class_is_laid_over_each_image_with_its_label():
@@ -165,14 +165,14 @@ def test_another_class_is_laid_over_each_image_with_its_label():
     images.flatten(1)[torch.arange(count), torch.arange(count)] = 1.0 + torch.arange(count) / 64
     images[:, :, 7, 7] = white
     target = torch.nn.functional.one_hot(classes, 4).float()
-    found, labels = overlay.apply(images, target, generator(), overlay.Settings())
+    overlaid, labels = overlay.apply(images, target, generator(), overlay.Settings())
     assert (labels.sum(dim=1) == 2).all() and (labels.gather(1, classes[:, None]) == 1).all()
-    assert (found[:, :, 7, 7] == white).all() and found.min() == black
+    assert (overlaid[:, :, 7, 7] == white).all() and overlaid.min() == black
     for row in range(count - 1):
-        inked = (found[row].flatten()[: count - 1] > black).nonzero().flatten().tolist()
+        inked = (overlaid[row].flatten()[: count - 1] > black).nonzero().flatten().tolist()
         (other,) = set(inked) - {row} or {count - 1}
         assert labels[row, classes[other]] == 1
-        torch.testing.assert_close(found[row].flatten()[other], images[other].flatten()[other])
+        torch.testing.assert_close(overlaid[row].flatten()[other], images[other].flatten()[other])
     alone, same = overlay.apply(images[:3], torch.eye(4)[[1, 1, 1]], generator(), overlay.Settings())
     assert torch.equal(alone, images[:3]) and torch.equal(same, torch.eye(4)[[1, 1, 1]])
     with pytest.raises(InputError, match="overlay"):

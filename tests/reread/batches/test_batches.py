@@ -27,10 +27,10 @@ def several_labels(prepared):
     )
 
 
-def assert_equal(found, expected):
-    for one, other in zip(found, expected, strict=True):
-        assert one.dtype == other.dtype and one.shape == other.shape
-        assert torch.equal(one, other)
+def assert_equal(tensors, expected):
+    for tensor, other in zip(tensors, expected, strict=True):
+        assert tensor.dtype == other.dtype and tensor.shape == other.shape
+        assert torch.equal(tensor, other)
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -95,7 +95,7 @@ def test_an_epoch_is_a_function_of_seed_and_epoch(images):
 
     def same(first, second):
         pairs = [pair for both in zip(first, second, strict=True) for pair in zip(*both, strict=True)]
-        return all(torch.equal(one, other) for one, other in pairs)
+        return all(torch.equal(tensor, other) for tensor, other in pairs)
 
     expected = epoch(5, 2)
     assert len(expected) == len(Batches(images, images.rows("train"), CPU, 3)) == 3
@@ -138,8 +138,8 @@ def test_training_is_augmented_and_prediction_is_not(images):
         [batch.inputs[0] for batch in Batches(images, rows, CPU, 4, augmentation=given).epoch(1)]
         for given in ([], always)
     )
-    for one, other in zip(plain, mirrored, strict=True):
-        assert torch.equal(one.flip(3), other) and not torch.equal(one, other)
+    for pixels, other in zip(plain, mirrored, strict=True):
+        assert torch.equal(pixels.flip(3), other) and not torch.equal(pixels, other)
     seen = []
 
     class Network(torch.nn.Module):

@@ -47,13 +47,13 @@ def test_each_way_of_loading_gives_what_a_cpu_collates(way, kind, text, images):
     for epoch in (1, 2):
         chosen = order.batches(rows, collation.sizes(prepared, rows), 3, 0, epoch)
         for share, (given, target) in zip(chosen, loader.load(chosen), strict=True):
-            for one, other in zip(given, collation.inputs(prepared, share, ragged=ragged), strict=True):
-                assert one.is_cuda and one.dtype == other.dtype and one.shape == other.shape
+            for tensor, other in zip(given, collation.inputs(prepared, share, ragged=ragged), strict=True):
+                assert tensor.is_cuda and tensor.dtype == other.dtype and tensor.shape == other.shape
                 if kind == "images":
                     # A GPU's division may round otherwise than a CPU's.
-                    torch.testing.assert_close(one.cpu(), other)
+                    torch.testing.assert_close(tensor.cpu(), other)
                 else:
-                    assert torch.equal(one.cpu(), other)
+                    assert torch.equal(tensor.cpu(), other)
             assert target.is_cuda and torch.equal(target.cpu(), collation.labels(prepared, share))
     if kind == "images":
         (given,), _ = next(iter(loader.load([rows])))
@@ -107,7 +107,7 @@ def test_an_epoch_that_was_laid_out_ahead_is_the_one_that_is_asked_for(kind, tex
     for epoch in (1, 2, 5, 6, 1):
         for batch, other in zip(ahead.epoch(epoch), made().epoch(epoch), strict=True):
             assert torch.equal(batch.target, other.target)
-            assert all(torch.equal(one, two) for one, two in zip(batch.inputs, other.inputs, strict=True))
+            assert all(torch.equal(tensor, same) for tensor, same in zip(batch.inputs, other.inputs, strict=True))
 
 
 def test_validation_replays_from_graphs_and_follows_the_weights(images):

@@ -34,8 +34,8 @@ def test_a_gpu_reads_more_images_at_a_time_in_batches_of_one_size(images, text, 
     cpu, gpu = torch.device("cpu"), torch.device("cuda")
     collator, rows = collation.make_collator(images), np.arange(16)
     assert most_rows(collator, rows, cpu) == most_rows(collation.make_collator(text), rows, gpu) == 4
-    one = collator.resident_bytes(rows[:1])
+    row_bytes = collator.resident_bytes(rows[:1])
     # Memory has room for so many rows of 16 or of 9: as few batches as can be, of 6, 6 and 4, then 8 and 8, 3 and 3.
     for room, count, expected in ((6, 16, 6), (100, 16, 8), (1, 9, 3)):
-        monkeypatch.setattr(inference, "MOST_BYTES", room * one)
+        monkeypatch.setattr(inference, "MOST_BYTES", room * row_bytes)
         assert most_rows(collator, rows[:count], gpu) == expected

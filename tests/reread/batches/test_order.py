@@ -20,23 +20,23 @@ def test_the_order_is_a_function_of_seed_and_epoch():
 
 
 def test_each_row_comes_once_in_batches_as_equal_as_can_be():
-    found = order()
-    assert sorted(np.concatenate(found)) == ROWS.tolist()
-    lengths = {len(batch) for batch in found}
-    assert len(found) == 32 and max(lengths) <= 32 and max(lengths) - min(lengths) <= 1
+    row_batches = order()
+    assert sorted(np.concatenate(row_batches)) == ROWS.tolist()
+    lengths = {len(batch) for batch in row_batches}
+    assert len(row_batches) == 32 and max(lengths) <= 32 and max(lengths) - min(lengths) <= 1
 
 
 def test_a_batch_holds_documents_of_like_length_and_batches_come_in_any_order():
-    found = order()
+    row_batches = order()
     of = dict(zip(ROWS.tolist(), SIZES.tolist(), strict=True))
-    spread = np.mean([np.ptp([of[row] for row in batch]) for batch in found])
+    spread = np.mean([np.ptp([of[row] for row in batch]) for batch in row_batches])
     assert spread < np.ptp(SIZES) / 10
-    means = [np.mean([of[row] for row in batch]) for batch in found]
+    means = [np.mean([of[row] for row in batch]) for batch in row_batches]
     assert abs(np.corrcoef(means, np.arange(len(means)))[0, 1]) < 0.5
 
 
 def test_rows_of_one_size_are_shuffled_and_few_rows_make_one_batch():
-    found = np.concatenate(order(sizes=np.ones(len(ROWS), int)))
-    assert abs(np.corrcoef(found, np.arange(len(found)))[0, 1]) < 0.1
+    shuffled = np.concatenate(order(sizes=np.ones(len(ROWS), int)))
+    assert abs(np.corrcoef(shuffled, np.arange(len(shuffled)))[0, 1]) < 0.1
     (alone,) = order(rows=ROWS[:3], sizes=SIZES[:3])
     assert sorted(alone) == ROWS[:3].tolist()

@@ -68,7 +68,7 @@ def test_the_commands_of_the_containers_exist_and_the_image_has_what_they_import
         "reread.tracking.server",
     ]
     code = "import sys; sys.modules['torch'] = None\n" + "".join(f"import {name}\n" for name in names)
-    code += "files = {getattr(one, '__file__', None) or '' for one in sys.modules.values()}\n"
+    code += "files = {getattr(module, '__file__', None) or '' for module in sys.modules.values()}\n"
     code += f"print(*(file for file in files if file.startswith({str(ROOT) + '/'!r}) and '/.venv/' not in file))"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

@@ -52,8 +52,8 @@ const tries = {
   "write to MLflow unseen": post(`${mlflow}/api/2.0/mlflow/experiments/create`, { name: "unseen" }, {}, unseen),
   "embed MLflow": script(`${mlflow}/static-files/asset-manifest.json`),
 };
-Promise.allSettled(Object.values(tries)).then((found) => {
-  done(Object.fromEntries(Object.keys(tries).map((name, n) => [name, found[n].status])));
+Promise.allSettled(Object.values(tries)).then((outcomes) => {
+  done(Object.fromEntries(Object.keys(tries).map((name, n) => [name, outcomes[n].status])));
 });
 """
 

@@ -26,8 +26,8 @@ class TextCNN(nn.Module):
         """tokens int [N, S, W], word_counts int [N, S], sentence_counts int [N] -> logits float [N, K]."""
         real = torch.arange(tokens.shape[2], device=tokens.device) < word_counts.unsqueeze(2)
         words = self.embedding(tokens.masked_fill(~real, 0))
-        found = self.convolution(words.flatten(0, 1).transpose(1, 2)).relu().transpose(1, 2)
-        return self.classify(mean_of_words(found.unflatten(0, tokens.shape[:2]), real))
+        features = self.convolution(words.flatten(0, 1).transpose(1, 2)).relu().transpose(1, 2)
+        return self.classify(mean_of_words(features.unflatten(0, tokens.shape[:2]), real))
 '''
 POOLING = '''
 """Pooling."""

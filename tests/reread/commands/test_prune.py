@@ -66,7 +66,7 @@ def write_run(seed, finished=True, changed=(), **entries):
     return directory
 
 
-def found(kind):
+def prunable(kind):
     return {item.path: item.why for item in find() if item.kind == kind}
 
 
@@ -79,8 +79,8 @@ def test_of_a_finished_run_the_last_checkpoint_goes_and_the_best_stays(prepared)
     finished = write_run(0)
     unfinished = write_run(1, finished=False)
     beyond_the_list = write_run(7)
-    assert set(found("checkpoint")) == {finished / "checkpoints", beyond_the_list / "checkpoints"}
-    assert not found("run") and not found("prepared")
+    assert set(prunable("checkpoint")) == {finished / "checkpoints", beyond_the_list / "checkpoints"}
+    assert not prunable("run") and not prunable("prepared")
     freed, in_use = remove(find())
     assert (freed, in_use) == (2000, [])
     assert sorted(path.name for path in finished.glob("*.safetensors")) == ["best.safetensors"]
@@ -102,7 +102,7 @@ def test_a_run_that_no_experiment_reaches_goes_and_the_reason_is_printed(prepare
         write_run(2, **other, experiment="of-mine"): "experiment 'of-mine' is gone, and no other has this variant as "
         "it was",
     }
-    assert found("run") == stale
+    assert prunable("run") == stale
     remove(find())
     # A run whose variant was renamed is reused by its key.
     assert {path for path in Path("runs").iterdir() if path.name != ".locks"} == {kept, elsewhere, renamed}
@@ -112,7 +112,7 @@ def test_a_run_whose_lock_is_held_is_left_alone(prepared):
     stale = write_run(0, changed={"source": "0" * 64}, variant="gone")
     finished = write_run(0)
     with file_lock(run_lock(stale)):
-        assert set(found("run")) == set()
+        assert set(prunable("run")) == set()
     items = find()
     # Somebody may begin between the list and the answer.
     with file_lock(run_lock(stale)):
@@ -146,7 +146,7 @@ def test_a_run_that_begins_to_train_between_list_and_removal_is_left_alone(prepa
 def test_runs_of_arrays_that_can_be_prepared_again_are_kept(prepared):
     write_run(0)
     shutil.rmtree(prepared)
-    assert not found("run")
+    assert not prunable("run")
 
 
 def test_arrays_go_when_neither_an_experiment_nor_a_kept_run_refers_to_them(prepared):
@@ -156,8 +156,8 @@ def test_arrays_go_when_neither_an_experiment_nor_a_kept_run_refers_to_them(prep
     shutil.copytree(prepared, of_a_held_run)
     run = write_run(0, changed={"source": "0" * 64}, prepared=str(of_a_held_run))
     with file_lock(run_lock(run)):
-        assert set(found("prepared")) == {unused}
-    assert set(found("prepared")) == {unused, of_a_held_run}
+        assert set(prunable("prepared")) == {unused}
+    assert set(prunable("prepared")) == {unused, of_a_held_run}
 
 
 # A process that writes each of these folders, under the locks that the project's own processes hold.
@@ -202,11 +202,11 @@ def test_what_a_process_writes_is_left_alone_however_old_it_looks(prepared, fold
         assert len(written) == 8
         for root in ("runs", "prepared", "reports", "data"):
             make_old(Path(root))
-        assert set(found("leftover")) == set()
+        assert set(prunable("leftover")) == set()
     finally:
         process.kill()
         process.communicate()
-    assert set(found("leftover")) == set(written)
+    assert set(prunable("leftover")) == set(written)
     items = find()
     process = start(WRITES, run.name, other.name)
     try:
@@ -235,7 +235,7 @@ def test_what_a_dead_process_left_goes_after_an_hour(prepared):
     partial.write_bytes(b"p")
     for path in [*old, partial]:
         make_old(path)
-    assert set(found("leftover")) == {*old, partial}
+    assert set(prunable("leftover")) == {*old, partial}
     remove(find())
     assert Path("prepared/.4567.def").is_dir() and Path("prepared/.locks").is_dir()
     assert not partial.exists() and (run / "best.safetensors").exists()
@@ -247,12 +247,12 @@ def test_a_broken_experiment_keeps_every_run_and_all_arrays(prepared, folder, re
     stale = write_run(0, changed={"source": "0" * 64}, variant="gone")
     finished = write_run(0)
     shutil.copytree(prepared, Path("prepared") / "0123456789abcdef")
-    assert set(found("run")) == {stale} and found("prepared")
+    assert set(prunable("run")) == {stale} and prunable("prepared")
     broken = Path("experiments/broken.yaml")
     shutil.copy("experiments/tiny.yaml", broken)
     broken.write_text(broken.read_text().replace("model: densenet", "model: densenett"))
-    assert not found("run") and not found("prepared")
-    assert set(found("checkpoint")) == {stale / "checkpoints", finished / "checkpoints"}
+    assert not prunable("run") and not prunable("prepared")
+    assert set(prunable("checkpoint")) == {stale / "checkpoints", finished / "checkpoints"}
     lines = []
     find(lines.append)
     (line,) = lines
@@ -271,8 +271,8 @@ def test_a_run_of_a_job_that_was_written_by_hand_is_kept(prepared):
     run = write_run(2)
     job = json.loads((run / "job.json").read_text())
     write_json(run / "job.json", {**job, "key_parts": {"source": 5}})
-    assert not found("run") and not found("prepared")
-    assert len(found("checkpoint")) == 3
+    assert not prunable("run") and not prunable("prepared")
+    assert len(prunable("checkpoint")) == 3
 
 
 def test_it_asks_first(prepared, reread, folder, monkeypatch):

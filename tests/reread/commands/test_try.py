@@ -29,8 +29,8 @@ def add_topics(root):
 
 TRY = """
 import json, reread
-found = reread.try_("topics", seeds=2, epochs=4, minutes=0, variants=["word_average"])
-print(json.dumps(found["verdict"].to_dict()))
+tried = reread.try_("topics", seeds=2, epochs=4, minutes=0, variants=["word_average"])
+print(json.dumps(tried["verdict"].to_dict()))
 """
 # Of each run that is evaluated on test, what Python has of its predictions.
 PREDICTIONS = """

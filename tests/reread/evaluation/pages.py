@@ -83,7 +83,7 @@ def open_page(driver: webdriver.Chrome, page: Path, dark: bool = False, width: i
 
 def accessibility_faults(driver: webdriver.Chrome) -> list[str]:
     """Return what axe-core finds in the page, everything that is folded unfolded."""
-    driver.execute_script("document.querySelectorAll('details').forEach((one) => { one.open = true; })")
+    driver.execute_script("document.querySelectorAll('details').forEach((details) => { details.open = true; })")
     driver.execute_script(AXE_SCRIPT)
     results = driver.execute_async_script("axe.run().then(arguments[0])")
     return [f"{violation['id']}: {violation['nodes'][0]['html'][:200]}" for violation in results["violations"]]

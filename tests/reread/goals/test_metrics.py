@@ -58,7 +58,7 @@ def test_loss_agrees_with_scikit_learn():
     expected = log_loss(labels, exact / exact.sum(axis=1, keepdims=True), labels=range(4))
     assert row_losses(probabilities, labels).mean() == pytest.approx(expected, rel=1e-5)
     several = rng.integers(0, 2, (200, 4), dtype=np.uint8)
-    expected = np.mean([log_loss(truth, one) for truth, one in zip(several.T, exact.T, strict=True)])
+    expected = np.mean([log_loss(truth, predicted) for truth, predicted in zip(several.T, exact.T, strict=True)])
     assert row_losses(probabilities, several).mean() == pytest.approx(expected, rel=1e-5)
 
 
@@ -153,13 +153,13 @@ def test_a_threshold_has_the_best_f1_of_all():
     for _ in range(30):
         scores = generator.random(40).round(1)
         positive = generator.random(40) < 0.3
-        found = best_threshold(scores, positive)
+        best = best_threshold(scores, positive)
 
         def f1(threshold, scores=scores, positive=positive):
             guess = scores >= threshold
             return 2 * (guess & positive).sum() / max(guess.sum() + positive.sum(), 1)
 
-        assert f1(found) == pytest.approx(max(f1(one) for one in (0, *np.arange(0.05, 1.1, 0.1))))
+        assert f1(best) == pytest.approx(max(f1(candidate) for candidate in (0, *np.arange(0.05, 1.1, 0.1))))
     assert best_threshold(np.array([0.2, 0.4]), np.array([False, False])) == 0.5
 
 
@@ -168,16 +168,16 @@ def test_f1_at_the_thresholds_of_validation():
     labels = np.array([[1, 0, 0], [0, 1, 0], [1, 1, 0], [0, 0, 0]], np.uint8)
     probabilities = (0.02 + 0.1 * labels).astype(np.float32)
     splits = {"validation": (probabilities, labels), "test": (probabilities[:3], labels[:3])}
-    found = goal("multi-label").measure(
-        {split: one for split, (one, _) in splits.items()},
-        {split: one for split, (_, one) in splits.items()},
+    measured = goal("multi-label").measure(
+        {split: predicted for split, (predicted, _) in splits.items()},
+        {split: truth for split, (_, truth) in splits.items()},
         ["a", "b", "c"],
     )
-    test = found["test"]
+    test = measured["test"]
     assert (test["micro_f1"], test["macro_f1"]) == (0.0, 0.0)
     assert (test["tuned_micro_f1"], test["tuned_macro_f1"]) == (1.0, 1.0)
     assert test["tuned_f1"] == {"a": 1.0, "b": 1.0, "c": None}
-    assert test["thresholds"] == found["validation"]["thresholds"]
+    assert test["thresholds"] == measured["validation"]["thresholds"]
     assert test["thresholds"]["by_class"]["c"] == test["thresholds"]["overall"] == pytest.approx(0.07)
     kept = thresholds_of(test)
     assert np.array_equal(kept.decide("tuned_macro_f1", probabilities), labels.astype(np.float32))

@@ -76,15 +76,15 @@ def spread(treatment, control, **others) -> Items:
 def test_the_deviation_of_items_alone_is_binomial():
     # Every seed is right on the same 700 of 1,000 items more than the other: items are all that varies.
     right = np.tile(np.arange(1000) < 700, (6, 1))
-    found = spread(answers(right), answers(np.zeros_like(right)))
-    assert found.deviation == pytest.approx(math.sqrt(0.7 * 0.3 / 1000), rel=0.05)
-    assert (found.units, found.count, found.resamples) == (1000, 1000, 2000)
+    item_part = spread(answers(right), answers(np.zeros_like(right)))
+    assert item_part.deviation == pytest.approx(math.sqrt(0.7 * 0.3 / 1000), rel=0.05)
+    assert (item_part.units, item_part.count, item_part.resamples) == (1000, 1000, 2000)
 
 
 def test_scores_that_do_not_vary_over_items_leave_nothing():
-    scores = [mean_of(np.full(50, one)) for one in (0.02, 0.05, -0.01, 0.03)]
-    found = item_spread_of(scores, [mean_of(np.zeros(50))], 50, resamples=100)
-    assert found.deviation == pytest.approx(0, abs=1e-9) and found.resamples == 100
+    scores = [mean_of(np.full(50, score)) for score in (0.02, 0.05, -0.01, 0.03)]
+    item_part = item_spread_of(scores, [mean_of(np.zeros(50))], 50, resamples=100)
+    assert item_part.deviation == pytest.approx(0, abs=1e-9) and item_part.resamples == 100
 
 
 def test_sides_that_answer_alike_leave_nothing():
@@ -95,7 +95,7 @@ def test_sides_that_answer_alike_leave_nothing():
 def test_scores_are_drawn_as_the_metric_that_they_are_the_mean_of():
     rng = np.random.default_rng(3)
     better, worse = rng.random((7, 200)) < 0.8, rng.random((5, 200)) < 0.6
-    sides = ([mean_of(one) for one in side] for side in (better, worse))
+    sides = ([mean_of(right) for right in side] for side in (better, worse))
     assert item_spread_of(*sides, 200) == spread(answers(better), answers(worse))
 
 
@@ -144,14 +144,14 @@ def test_the_item_part_of_normal_scores():
     items, seeds = 2000, 10
     shared = rng.normal(0, 1, items)
     losses = [np.exp(-np.clip(0.5 + 0.05 * (shared + rng.normal(0, 2, items)), 0.01, 5)) for _ in range(seeds)]
-    found = item_spread(
+    item_part = item_spread(
         goal("single-label").metric("loss"),
         [np.stack([p, 1 - p], 1).astype(np.float32) for p in losses],
         [np.tile(np.float32([math.exp(-0.5), 1 - math.exp(-0.5)]), (items, 1))] * 4,
         np.zeros(items, int),
         resamples=4000,
     )
-    assert found.deviation == pytest.approx(0.05 / math.sqrt(items), rel=0.2)
+    assert item_part.deviation == pytest.approx(0.05 / math.sqrt(items), rel=0.2)
 
 
 def test_a_published_figure_leaves_the_whole_variance_of_the_items():

@@ -129,8 +129,8 @@ def test_an_experiment_is_judged_by_recall(project):
 
     items = Items(report)
     assert items.data_set("few").task == "symbols" and set(items.kinds.values()) == {SYMBOLS}
-    found = recompute(report, plan.comparisons[0])
+    recomputed = recompute(report, plan.comparisons[0])
     published = [seed["test"]["recall"] for seed in trained["seeds"].values()]
-    assert found.treatment.scores == pytest.approx(published, abs=1e-9)
+    assert recomputed.treatment.scores == pytest.approx(published, abs=1e-9)
     prepared = open_prepared(plan.environment.prepared / plan.variants["gru/lag=1"].prepared_key)
     assert prepared.labels.shape == (260, POSITIONS) and prepared.description["positions"] == POSITIONS

@@ -11,7 +11,7 @@ from reread import kinds
 from reread.storage.errors import InputError
 
 ROOT = Path(__file__).parents[3]
-ENTRIES = [one.name for one in fields(kinds.Kind) if "Entry" in str(one.type)]
+ENTRIES = [field.name for field in fields(kinds.Kind) if "Entry" in str(field.type)]
 
 
 @pytest.mark.parametrize("name", kinds.available())

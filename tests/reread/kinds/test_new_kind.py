@@ -232,8 +232,8 @@ def test_a_new_kind_is_one_file(project, tmp_path):
         [sys.executable, "-c", WORK], cwd=work, env=environment, capture_output=True, text=True, timeout=300
     )
     assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout.splitlines()[-1])
-    assert found["network"] > 0.9 and found["baseline"] > 0.9
-    assert found["latency"] == "seconds per series"
+    measured = json.loads(done.stdout.splitlines()[-1])
+    assert measured["network"] > 0.9 and measured["baseline"] > 0.9
+    assert measured["latency"] == "seconds per series"
     after = digests(project)
     assert {name: after[name] for name in before} == before and set(after) - set(before) == set(new)

@@ -32,20 +32,20 @@ def prepared_at(project: Path, lag: int) -> Prepared:
 
 
 def test_sequences_are_symbols_then_distractors_then_requests(project):
-    found = prepared_at(project, 3)
+    prepared = prepared_at(project, 3)
     raw = np.load(project / "data/few/symbols.npy")
-    codes = found.arrays["codes"]
+    codes = prepared.arrays["codes"]
     assert codes.shape == (80, 2 * POSITIONS + 3)
     x = code_features(ALPHABET)[torch.from_numpy(codes.astype(np.int64))].numpy()
-    assert np.array_equal(x[:, :2, :3], np.eye(ALPHABET)[raw[:, :2]]) and np.array_equal(found.labels, raw[:, :2])
-    assert (found.description["alphabet"], found.description["positions"]) == (ALPHABET, POSITIONS)
-    test = x[found.rows("test")]
-    assert np.array_equal(test[:, 2:5, :3].argmax(2), raw[found.rows("test"), 2:5])
+    assert np.array_equal(x[:, :2, :3], np.eye(ALPHABET)[raw[:, :2]]) and np.array_equal(prepared.labels, raw[:, :2])
+    assert (prepared.description["alphabet"], prepared.description["positions"]) == (ALPHABET, POSITIONS)
+    test = x[prepared.rows("test")]
+    assert np.array_equal(test[:, 2:5, :3].argmax(2), raw[prepared.rows("test"), 2:5])
     assert (test[:, :, 3] == [1, 1, 0, 0, 0, 0, 0]).all() and (test[:, :, 4] == [0, 0, 0, 0, 0, 1, 1]).all()
     # In training the lag is at most as long, and after the last request there is nothing.
     lengths = (codes > 0).sum(axis=1)
-    training = found.rows("train")
-    assert set(lengths[training]) == {5, 6, 7} and set(lengths[found.rows("validation")]) == {7}
+    training = prepared.rows("train")
+    assert set(lengths[training]) == {5, 6, 7} and set(lengths[prepared.rows("validation")]) == {7}
     for row in training:
         assert (x[row, lengths[row] - 2 : lengths[row], 4] == 1).all() and not x[row, lengths[row] :].any()
 
@@ -82,10 +82,10 @@ def test_the_objective_is_cross_entropy_at_each_position():
 
 @pytest.mark.parametrize("cell", NAMES)
 def test_the_network_reads_nothing_after_the_requests(cell, project):
-    found = prepared_at(project, 3)
+    prepared = prepared_at(project, 3)
     torch.manual_seed(0)
-    network = models.build("symbol_recall", {"hidden_size": 4, "cell": cell}, found.description)
-    codes = torch.from_numpy(np.array(found.arrays["codes"]))
+    network = models.build("symbol_recall", {"hidden_size": 4, "cell": cell}, prepared.description)
+    codes = torch.from_numpy(np.array(prepared.arrays["codes"]))
     with torch.no_grad():
         together = network(codes)
         for row in range(10):
@@ -95,11 +95,11 @@ def test_the_network_reads_nothing_after_the_requests(cell, project):
 
 def test_a_gru_learns_to_remember(project):
     """Over one distractor, in 150 steps on the training split."""
-    found = prepared_at(project, 1)
+    prepared = prepared_at(project, 1)
     torch.manual_seed(0)
-    network = models.build("symbol_recall", {"hidden_size": 16}, found.description)
-    objective = make_objective({"name": "positions"}, found.description)
-    codes, labels = (torch.from_numpy(np.array(one)) for one in (found.arrays["codes"], found.labels))
+    network = models.build("symbol_recall", {"hidden_size": 16}, prepared.description)
+    objective = make_objective({"name": "positions"}, prepared.description)
+    codes, labels = (torch.from_numpy(np.array(array)) for array in (prepared.arrays["codes"], prepared.labels))
     optimiser = torch.optim.AdamW(network.parameters(), lr=0.03)
     for _ in range(150):
         optimiser.zero_grad()

@@ -32,7 +32,7 @@ experiment = client.get_experiment_by_name("away").experiment_id
 print(json.dumps({
     "runs": {run.data.tags["run_key"]: [run.info.status, run.data.metrics.get("test.accuracy"), run.data.tags["torch"]]
              for run in client.search_runs([experiment], "tags.run_key != ''")},
-    "models": {one.tags["variant"]: one.tags["run_key"] for one in client.search_model_versions("")},
+    "models": {version.tags["variant"]: version.tags["run_key"] for version in client.search_model_versions("")},
 }))
 """
 

@@ -83,8 +83,8 @@ def main(count: int, size: int) -> None:
     passed("batches")
     test = prepared.rows("test")
     scores = predict(Network(), prepared, test)
-    found = goal(prepared.task).metrics[0].value(1 / (1 + np.exp(-scores)), prepared.labels[test])
-    assert 0.4 < found < 0.6
+    score = goal(prepared.task).metrics[0].value(1 / (1 + np.exp(-scores)), prepared.labels[test])
+    assert 0.4 < score < 0.6
     passed("evaluation")
     raw = load_raw_rows(prepared, SPLITS)
     assert not repeated_rows(raw).any()

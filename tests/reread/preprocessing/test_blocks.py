@@ -31,7 +31,7 @@ TEXTS = [
 def test_numbered_words_are_those_of_the_segmented_texts():
     words, numbers, lengths, counts = number_words(list(map(mark_sentences, TEXTS)))
     sentences = [sentence for text in TEXTS for sentence in segment(text)]
-    assert [words[one] for one in numbers] == [word for sentence in sentences for word in sentence]
+    assert [words[place] for place in numbers] == [word for sentence in sentences for word in sentence]
     assert lengths.tolist() == list(map(len, sentences))
     assert counts.tolist() == [len(segment(text)) for text in TEXTS]
 
@@ -49,7 +49,7 @@ def test_cut_documents_are_those_of_a_served_model(kept_sentences, kept_words):
     tokens, word_counts = truncate((numbers + 2).astype(np.int32), lengths, counts, kept_sentences, kept_words)
     expected = [number(segment(text), index, kept_sentences, kept_words) for text in TEXTS]
     assert tokens.dtype == word_counts.dtype == np.int32
-    np.testing.assert_array_equal(tokens, np.concatenate([one for one, _ in expected]))
+    np.testing.assert_array_equal(tokens, np.concatenate([cut for cut, _ in expected]))
     np.testing.assert_array_equal(word_counts, np.stack([counts for _, counts in expected]))
 
 
@@ -90,7 +90,7 @@ def random_rows(count: int, several: bool = False) -> list[dict]:
     documents = []
     for number_ in range(count):
         text = " ".join(" ".join(generator.choices(words, k=generator.randint(1, 9))) + "." for _ in range(5))
-        labels = [one for one in range(3) if generator.random() < 0.5] if several else [generator.randrange(3)]
+        labels = [label for label in range(3) if generator.random() < 0.5] if several else [generator.randrange(3)]
         split = generator.choice(["train", "train", "train", "validation", "test"])
         documents.append({"id": f"d{number_}", "labels": labels, "split": split, "text": text})
     return documents
@@ -117,8 +117,8 @@ def test_rows_are_chosen_as_from_a_list_in_memory(corpus_of, several):
 
     documents = random_rows(300, several)
     corpus_of(documents, several)
-    split = np.array([["train", "validation", "test"].index(one["split"]) for one in documents], np.uint8)
-    labels, ids = [one["labels"] for one in documents], [one["id"] for one in documents]
+    split = np.array([["train", "validation", "test"].index(document["split"]) for document in documents], np.uint8)
+    labels, ids = [document["labels"] for document in documents], [document["id"] for document in documents]
     expected = rows.choose_rows("corpus", split, labels, ids, 7).source
     chosen = rows.choose_documents(open_data_set("corpus"), 7, Path())
     np.testing.assert_array_equal(chosen, expected)
@@ -153,7 +153,7 @@ def test_memory_does_not_grow_with_the_corpus(corpus_of):
     documents = random_rows(2000)
     peaks, sizes = [], []
     for times in (10, 50):
-        corpus_of([{**one, "id": f"{one['id']}-{time}"} for time in range(times) for one in documents])
+        corpus_of([{**document, "id": f"{document['id']}-{time}"} for time in range(times) for document in documents])
         done = subprocess.run(
             [sys.executable, "-c", PEAK],
             env={"PYTHONPATH": str(ROOT)},

@@ -124,12 +124,12 @@ def test_boxes_follow_their_images_into_the_prepared_arrays(mirror):
 
 
 def test_other_boxes_are_another_version(mirror):
-    one = ingest("chestxray14", mirror=mirror.parent)
+    entry = ingest("chestxray14", mirror=mirror.parent)
     path = mirror / chestxray14.BOXES
     path.write_text(path.read_text().replace("256.0", "255.0"))
     rows = chestxray14.rows(chestxray14.find(mirror))
     other = add_data_set("other", rows)
-    assert other.version != one.version and other.files["images.npy"].rows == one.files["images.npy"].rows
+    assert other.version != entry.version and other.files["images.npy"].rows == entry.files["images.npy"].rows
 
 
 def test_the_published_lists_decide_where_they_are(mirror):
@@ -197,9 +197,9 @@ def test_files_that_are_not_as_published_are_refused(mirror, tmp_path):
 
 def test_an_image_is_reduced_to_the_mean_of_areas():
     images = np.random.default_rng(0).integers(0, 256, (3, 12, 12, 2), np.uint8)
-    found = reduce_images(images, 4)
+    reduced = reduce_images(images, 4)
     expected = images.reshape(3, 4, 3, 4, 3, 2).mean((2, 4))
-    assert found.dtype == np.uint8 and np.abs(found - expected).max() < 1
+    assert reduced.dtype == np.uint8 and np.abs(reduced - expected).max() < 1
     assert reduce_images(images, 12) is images
     with pytest.raises(InputError, match="size is 13"):
         reduce_images(images, 13)

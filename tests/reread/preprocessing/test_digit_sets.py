@@ -32,8 +32,8 @@ def archives(tmp_path, monkeypatch):
 
 def boxes(images):
     """First and last row and column of the ink of images [N, H, W, 1], int [N, 4]."""
-    found = [np.argwhere(image[..., 0]) for image in images]
-    return np.array([[*ink.min(axis=0), *ink.max(axis=0)] for ink in found])
+    places = [np.argwhere(image[..., 0]) for image in images]
+    return np.array([[*ink.min(axis=0), *ink.max(axis=0)] for ink in places])
 
 
 def test_multimnist_lays_digits_of_two_classes_over_each_other(archives):
@@ -51,8 +51,8 @@ def test_multimnist_lays_digits_of_two_classes_over_each_other(archives):
     edges = boxes(pairs)
     assert (edges[:, :2] >= 4).all() and (edges[:, 2:] <= 31).all() and (edges[:, :2] != 8).any()
     shades = [np.unique(pair)[1:].tolist() for pair in pairs]
-    assert sum(len(found) == 3 for found in shades) > len(pairs) / 2
-    assert all(found[2] == min(255, found[0] + found[1]) for found in shades if len(found) == 3)
+    assert sum(len(values) == 3 for values in shades) > len(pairs) / 2
+    assert all(values[2] == min(255, values[0] + values[1]) for values in shades if len(values) == 3)
 
 
 def test_boxes_of_20_pixels_overlap_by_73_percent_of_their_area():

@@ -193,8 +193,8 @@ def test_only_the_packages_own_files_are_read(packages):
             "other/d.py": left_out,
         },
     )
-    found = {document.id: document.text for document in docstrings.rows().documents if document.labels == (0,)}
-    assert found == {
+    texts = {document.id: document.text for document in docstrings.rows().documents if document.labels == (0,)}
+    assert texts == {
         "alpha/own.py:": text,
         "alpha/own.py:A": PROSE[0],
         "alpha/own.py:A.f": PROSE[1],
@@ -232,7 +232,7 @@ def test_the_corpus_is_the_one_of_the_manifest(corpus):
     entry, documents = corpus
     assert entry == Manifest.load(ROOT / "data.manifest.json").entry("docstrings")
     assert len(documents) == entry.rows
-    assert all(count == 0 for found in entry.leaks.values() for count in found.values())
+    assert all(count == 0 for counts in entry.leaks.values() for count in counts.values())
 
 
 def test_the_corpus_has_three_sentences_a_document_in_balanced_classes(corpus):

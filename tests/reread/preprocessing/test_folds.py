@@ -47,7 +47,7 @@ def test_folds_have_their_share_of_each_class_and_another_seed_has_others():
     classes = np.repeat([0, 1, 2], [47, 23, 6])
     rows = np.arange(len(classes))
     first = assign(classes, rows, 5, 0)
-    counts = np.array([np.bincount(first[classes == one], minlength=5) for one in range(3)])
+    counts = np.array([np.bincount(first[classes == label], minlength=5) for label in range(3)])
     assert (counts.max(axis=1) - counts.min(axis=1) <= 1).all()
     sizes = np.bincount(first)
     assert sizes.max() - sizes.min() <= 1

@@ -89,22 +89,22 @@ def test_raw_rows_of_another_version_of_the_data_are_refused(folder, tmp_path):
 
 
 def test_bytes_and_version_do_not_depend_on_the_order_of_rows(folder):
-    one = folder.add("one", TextRows(ABOUT, documents()))
+    entry = folder.add("one", TextRows(ABOUT, documents()))
     other = folder.add("other", TextRows(ABOUT, documents()[::-1]))
-    assert one == other
+    assert entry == other
     changed = documents()
     changed[3] = changed[3]._replace(text="Another text. It ends.")
-    assert folder.add("other", TextRows(ABOUT, changed)).version != one.version
-    assert folder.open("other").entry != one
+    assert folder.add("other", TextRows(ABOUT, changed)).version != entry.version
+    assert folder.open("other").entry != entry
 
 
 def test_image_order_does_not_matter_either(folder):
     generator = np.random.default_rng(0)
     images = generator.integers(0, 256, (8, 3, 4, 1), dtype=np.uint8)
     labels, split = np.arange(8, dtype=np.int32) % 2, np.array([0, 0, 0, 0, 1, 1, 2, 2], dtype=np.uint8)
-    one = folder.add("one", ImageRows(ABOUT, images, labels, split))
+    entry = folder.add("one", ImageRows(ABOUT, images, labels, split))
     order = generator.permutation(8)
-    assert folder.add("other", ImageRows(ABOUT, images[order], labels[order], split[order])) == one
+    assert folder.add("other", ImageRows(ABOUT, images[order], labels[order], split[order])) == entry
     data = folder.open("one")
     assert isinstance(data.images, np.memmap)
     rows = {image.tobytes(): (label, part) for image, label, part in zip(images, labels, split, strict=True)}
@@ -191,8 +191,8 @@ def test_an_edit_of_equal_size_and_time_is_found(folder):
         InputError, match="documents.jsonl is not the file .* remove .*weather and add it again by `reread data add`"
     ) as error:
         folder.open("weather")
-    found, expected = sha256_bytes(path.read_bytes()), entry.files["documents.jsonl"].sha256
-    assert found[:12] in str(error.value) and expected[:12] in str(error.value)
+    digest, expected = sha256_bytes(path.read_bytes()), entry.files["documents.jsonl"].sha256
+    assert digest[:12] in str(error.value) and expected[:12] in str(error.value)
 
 
 @pytest.mark.parametrize(

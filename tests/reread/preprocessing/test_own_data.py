@@ -63,8 +63,8 @@ def add_lines(path, **options):
 
 def test_columns_are_guessed_and_splits_are_balanced():
     table = open_table(write(reviews()))
-    found = table.columns
-    assert (found.content, found.labels, found.id, found.kind, found.task) == (
+    columns = table.columns
+    assert (columns.content, columns.labels, columns.id, columns.kind, columns.task) == (
         ("body",), ("stars",), "key", "text", "single-label",
     )  # fmt: skip
     entry, lines = add(Path("reviews.csv"))
@@ -81,8 +81,8 @@ def test_a_guess_can_be_taken_back_and_other_columns_are_named():
     path = write([{**row, "film": f"film {number % 7}", "price": number} for number, row in enumerate(reviews())])
     guessed = open_table(path).columns
     assert (guessed.group, guessed.unused) == ("film", ("price",)) and "unused price" in guessed.lines()
-    found = open_table(path, group="none", identity="none").columns
-    assert (found.group, found.id, set(found.unused)) == (None, None, {"key", "film", "price"})
+    columns = open_table(path, group="none", identity="none").columns
+    assert (columns.group, columns.id, set(columns.unused)) == (None, None, {"key", "film", "price"})
     with pytest.raises(InputError, match="'none'"):
         open_table(path, content=["none"])
 
@@ -202,9 +202,9 @@ def test_labels_that_differ_only_in_case_or_spaces_are_named():
         for number, row in enumerate(reviews())
     ]
     _, lines = add(write(rows))
-    found = [line for line in lines if line.startswith("warning: the labels")]
-    assert len(found) == 2 and "'SPORT' (30 rows), 'sport' (30 rows)" in found[0]
-    assert "'The food' (30 rows), 'the  food' (30 rows)" in found[1]
+    warnings = [line for line in lines if line.startswith("warning: the labels")]
+    assert len(warnings) == 2 and "'SPORT' (30 rows), 'sport' (30 rows)" in warnings[0]
+    assert "'The food' (30 rows), 'the  food' (30 rows)" in warnings[1]
 
 
 def test_what_is_read_as_another_label_or_none_is_counted():
@@ -241,14 +241,14 @@ def test_the_column_of_lists_all_columns_of_0_and_1_and_no_folds_are_guessed():
         {"text": row["body"], "intents": str([row["stars"]]), "fold": number % 5}
         for number, row in enumerate(reviews())
     ]
-    found = open_table(write(rows)).columns
-    assert (found.labels, found.split, found.unused) == (("intents",), None, ("fold",))
+    columns = open_table(write(rows)).columns
+    assert (columns.labels, columns.split, columns.unused) == (("intents",), None, ("fold",))
     rows = [
         {"id": number, "comment": row["body"], "toxic": int(number % 3 == 0), "threat": 0, "insult": number % 2}
         for number, row in enumerate(reviews())
     ]
-    found = open_table(write(rows)).columns
-    assert (found.labels, found.task) == (("toxic", "threat", "insult"), "multi-label")
+    columns = open_table(write(rows)).columns
+    assert (columns.labels, columns.task) == (("toxic", "threat", "insult"), "multi-label")
     rows = [{**row, "toxic": number % 2, "part": number % 2} for number, row in enumerate(reviews())]
     assert open_table(write(rows)).columns.labels == ("stars",)
 
@@ -268,8 +268,8 @@ def test_several_columns_of_0_and_1_are_the_labels_beside_another_of_two_values(
         for number, row in enumerate(reviews())
     ]
     rows = [{name: row[name] for name in sorted(row, key=lambda name: name != first)} for row in rows]
-    found = open_table(write(rows)).columns
-    assert set(found.labels) == {"toxic", "threat", "insult"} and found.task == "multi-label"
+    columns = open_table(write(rows)).columns
+    assert set(columns.labels) == {"toxic", "threat", "insult"} and columns.task == "multi-label"
     assert open_table(write([{**row, "insult": "x", "threat": "x"} for row in rows])).columns.labels == (first,)
 
 
@@ -307,9 +307,9 @@ def test_quotation_marks_of_a_tsv_merge_no_rows():
     for number, text in {3: '"Open', 90: 'that closes "', 120: 'in "the" middle', 150: '"', 170: '"Whole"'}.items():
         rows[number] = (text, rows[number][1])
     Path("quoted.tsv").write_text("".join(f"{text}\t{label}\n" for text, label in [("text", "label"), *rows]))
-    found = [row for _, row in read_table(Path("quoted.tsv"))]
-    assert len(found) == 200 and found[170]["text"] == "Whole"
-    assert [found[number]["text"] for number in (3, 90, 120, 150)] == ['"Open', 'that closes "', 'in "the" middle', '"']
+    table = [row for _, row in read_table(Path("quoted.tsv"))]
+    assert len(table) == 200 and table[170]["text"] == "Whole"
+    assert [table[number]["text"] for number in (3, 90, 120, 150)] == ['"Open', 'that closes "', 'in "the" middle', '"']
     Path("quoted.tsv").write_text('text\tlabel\nplain\ta\n"two\nlines"\tb\n')
     with pytest.raises(InputError, match="line 3 has 1 columns"):
         list(read_table(Path("quoted.tsv")))
@@ -371,7 +371,7 @@ def test_a_file_of_splits_may_have_groups():
         {"key": row["key"], "split": ("train", "validation", "test")[number % 20 // 8], "patient": f"p{number // 4}"}
         for number, row in enumerate(rows)
     ]
-    entry, _ = add(write([{**row, **one} for row, one in zip(rows, given, strict=True)]))
+    entry, _ = add(write([{**row, **placed} for row, placed in zip(rows, given, strict=True)]))
     write(given, "split.csv")
     other, _ = add(write(rows, "plain.csv"), "other", split="split.csv", group="patient")
     assert other.version == entry.version and other.groups == "stored"

@@ -53,7 +53,7 @@ def write_corpus(rows, name="corpus", task="single-label", classes=CLASSES):
         for number, (split, labels, text) in enumerate(rows)
     ]
     (folder / "documents.jsonl").write_text("".join(lines))
-    record_files(name, "text", task, classes, {one: sum(row[0] == one for row in rows) for one in SPLITS})
+    record_files(name, "text", task, classes, {part: sum(row[0] == part for row in rows) for part in SPLITS})
 
 
 # Sentences of 2, 3 and 4 words and documents of 1, 2 and 3 sentences in the training split; "!" is a word.
@@ -180,7 +180,7 @@ def test_a_served_model_reads_raw_text_as_it_was_prepared(place):
     prepared = open_prepared(prepare("corpus", {}))
     index = word_index(read_json(prepared.directory / "vocabulary.json"))
     kept = prepared.description["lengths"]
-    in_split_order = [text for split in SPLITS for one, _, text in corpus if one == split]
+    in_split_order = [text for split in SPLITS for part, _, text in corpus if part == split]
     for row, text in enumerate(in_split_order):
         tokens, word_counts = encode(text, index, kept["sentences"]["kept"], kept["words"]["kept"])
         np.testing.assert_array_equal(tokens, prepared.arrays["tokens"][slice(*prepared.first_words[row : row + 2])])
@@ -213,7 +213,9 @@ def test_rows_per_class_keeps_few_of_each_class_in_each_split(place, task):
         assert counts.tolist() == [4, 4, 4]
     # Those who are kept among five of a class are kept among four, or are one too many.
     five = open_prepared(prepare("corpus", {"rows_per_class": 5}))
-    ids = [{one["id"] for one in read_json(some.directory / "example_documents.json")} for some in (few, five)]
+    ids = [
+        {document["id"] for document in read_json(some.directory / "example_documents.json")} for some in (few, five)
+    ]
     assert ids[0] < ids[1]
 
 
@@ -229,15 +231,15 @@ def test_images(place):
     record_files("pictures", "image", "multi-label", CLASSES, dict.fromkeys(SPLITS, 20))
     prepared = open_prepared(prepare("pictures", None))
     assert prepared.description["splits"] == {"train": [0, 20], "validation": [20, 40], "test": [40, 60]}
-    for number, one in enumerate(SPLITS):
-        np.testing.assert_array_equal(prepared.arrays["images"][prepared.rows(one)], images[split == number])
-        np.testing.assert_array_equal(prepared.labels[prepared.rows(one)], labels[split == number])
+    for number, part in enumerate(SPLITS):
+        np.testing.assert_array_equal(prepared.arrays["images"][prepared.rows(part)], images[split == number])
+        np.testing.assert_array_equal(prepared.labels[prepared.rows(part)], labels[split == number])
     train = images[split == 0] / 255
     np.testing.assert_allclose(prepared.description["mean"], train.mean(axis=(0, 1, 2)), rtol=1e-13)
     np.testing.assert_allclose(prepared.description["deviation"], train.std(axis=(0, 1, 2)), rtol=1e-13)
     few = open_prepared(prepare("pictures", {"rows_per_class": 2}))
-    for one in SPLITS:
-        assert few.labels[few.rows(one)].sum(axis=0).max() <= 2
+    for part in SPLITS:
+        assert few.labels[few.rows(part)].sum(axis=0).max() <= 2
     np.save(folder / "images.npy", np.zeros_like(images))
     record_files("pictures", "image", "multi-label", CLASSES, dict.fromkeys(SPLITS, 20))
     with pytest.raises(InputError, match="'pictures': channel 0 has one value"):

@@ -57,12 +57,12 @@ def test_imdb_does_not_depend_on_how_it_is_packed(tmp_path, monkeypatch):
     }
     full = pack(tmp_path / "full.tar.gz", others | dict(reversed(reviews().items())))
     data, manifest = tmp_path / "data", tmp_path / "data.manifest.json"
-    one = add_data_set("one", imdb.rows([plain]), data, manifest)
-    assert add_data_set("other", imdb.rows([full]), data, manifest) == one
+    entry = add_data_set("one", imdb.rows([plain]), data, manifest)
+    assert add_data_set("other", imdb.rows([full]), data, manifest) == entry
     documents = list(open_data_set("one", data, manifest).documents())
     review = next(document for document in documents if document.id == "test/pos/3_9.txt")
     assert review.labels == (1,) and review.split == "test" and review.text == "Film 3 was pos to test.\nEnd."
-    assert one.splits == {"train": 10, "validation": 10, "test": 20}
+    assert entry.splits == {"train": 10, "validation": 10, "test": 20}
     # Films are held out, not reviews: those of the first numbers.
     assert {document.id for document in documents if document.split == "validation"} == {
         f"train/{label}/{number}_{rating}.txt" for label, rating in (("neg", 2), ("pos", 9)) for number in range(5)
@@ -257,15 +257,15 @@ def test_no_film_of_imdb_is_cut_by_where_validation_begins_and_ends(mirror):
         for label, texts in reviews.items()
         for number, text in texts.items()
     }
-    counts = Counter(name for found in names.values() for name in found)
-    rare = {key: {name for name in found if 2 <= counts[name] <= 40} for key, found in names.items()}
+    counts = Counter(name for words in names.values() for name in words)
+    rare = {key: {name for name in words if 2 <= counts[name] <= 40} for key, words in names.items()}
 
     def across(label: str, cut: int) -> list[tuple[int, int]]:
         pairs = [(before, after) for before in range(cut - 12, cut) for after in range(cut, cut + 12)]
-        return [(one, other) for one, other in pairs if len(rare[label, one] & rare[label, other]) >= 2]
+        return [(review, other) for review, other in pairs if len(rare[label, review] & rare[label, other]) >= 2]
 
     cuts = [
-        (label, edge) for label, parts in imdb.VALIDATION.items() for one in parts for edge in (one.start, one.stop)
+        (label, edge) for label, parts in imdb.VALIDATION.items() for part in parts for edge in (part.start, part.stop)
     ]
     for label, cut in cuts:
         assert cut in (0, 12_500) or not across(label, cut), (label, cut)

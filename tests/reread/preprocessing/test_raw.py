@@ -53,9 +53,9 @@ def test_a_data_set_of_the_same_name_is_replaced():
 
 
 def test_rows_of_one_class_alone_do_not_reach_the_manifest():
-    one = [document._replace(labels=(0,)) for document in documents()]
+    alike = [document._replace(labels=(0,)) for document in documents()]
     with pytest.raises(InputError, match="class"):
-        add_data_set("mine", TextRows(ABOUT, one))
+        add_data_set("mine", TextRows(ABOUT, alike))
     assert Manifest.load().datasets == {} and not Path("data/mine").exists()
 
 

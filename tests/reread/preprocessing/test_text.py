@@ -32,8 +32,8 @@ INDEX = word_index(["<pad>", "<unk>", "a", "cat", "sat", "."])
     ],
 )
 def test_segment(text, sentences):
-    found = segment(text)
-    assert len(found) == sentences if isinstance(sentences, int) else found == sentences
+    segmented = segment(text)
+    assert len(segmented) == sentences if isinstance(sentences, int) else segmented == sentences
 
 
 @pytest.mark.parametrize("text", ["", " ", "\n\n\t", "\u200b\xa0", "\x00"])
@@ -106,8 +106,8 @@ def test_words_and_their_places_are_the_same_however_many_chunks_are_read_at_a_t
     for word, start in zip(words.split(), starts, strict=True):
         assert content[start:].decode().lower().startswith(word)
     monkeypatch.setattr(texts, "LONGEST_PIECE", 1)
-    found, places = find_words(content)
-    assert len(found) > 1 and " ".join(found) == words
+    pieces, places = find_words(content)
+    assert len(pieces) > 1 and " ".join(pieces) == words
     np.testing.assert_array_equal(places, starts)
     assert find_words(b"")[0] == find_words(b" \x03 ")[0] == []
 

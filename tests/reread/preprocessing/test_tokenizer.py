@@ -58,13 +58,13 @@ def test_numbers_begin_with_padding_and_unknown():
 @pytest.mark.unlocked
 def test_tokens_are_the_tokenizers_by_numbers_of_ours(tmp_path):
     tokenizer_file(tmp_path / "tokenizer.json")
-    found = tokenizer.Tokenizer(tmp_path / "tokenizer.json")
-    assert found.about == {"size": 18, "padding": 1, "unknown": 0}
-    (numbers,) = found.encode(["The films is xyzzy"])
-    assert [found.vocabulary[one] for one in numbers] == ["[CLS]", "the", "film", "##s", "is", "[UNK]", "[SEP]"]
-    assert numbers[5] == 1 and found.vocabulary[0] == "[PAD]"
-    ids = token_ids(found.about)
-    assert [ids[one] for one in numbers] == found.encoder.encode("The films is xyzzy").ids
+    opened = tokenizer.Tokenizer(tmp_path / "tokenizer.json")
+    assert opened.about == {"size": 18, "padding": 1, "unknown": 0}
+    (numbers,) = opened.encode(["The films is xyzzy"])
+    assert [opened.vocabulary[number] for number in numbers] == ["[CLS]", "the", "film", "##s", "is", "[UNK]", "[SEP]"]
+    assert numbers[5] == 1 and opened.vocabulary[0] == "[PAD]"
+    ids = token_ids(opened.about)
+    assert [ids[number] for number in numbers] == opened.encoder.encode("The films is xyzzy").ids
 
 
 @pytest.mark.unlocked

@@ -49,10 +49,10 @@ def test_no_word_is_a_neighbour_across_the_end_of_a_sentence(corpus, monkeypatch
 
     monkeypatch.setattr(word_vectors, "DOCUMENTS_AT_A_TIME", 7)
     tokens, word_counts = corpus
-    found = list(word_vectors._Sentences(tokens, word_counts, WORDS))
+    sentences = list(word_vectors._Sentences(tokens, word_counts, WORDS))
     lengths = word_counts[word_counts > 0]
-    assert [len(sentence) for sentence in found] == lengths.tolist()
-    assert [int(word) for sentence in found for word in sentence] == tokens.tolist()
+    assert [len(sentence) for sentence in sentences] == lengths.tolist()
+    assert [int(word) for sentence in sentences for word in sentence] == tokens.tolist()
 
 
 def test_a_sentence_longer_than_gensim_reads_is_read_whole():

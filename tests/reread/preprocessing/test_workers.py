@@ -44,29 +44,29 @@ def prepared(where: str, *how: int | str | None) -> dict[str, bytes]:
 def children() -> list[int]:
     """The processes that this one started and that are not gone."""
     listed = Path(f"/proc/{os.getpid()}/task/{os.getpid()}/children").read_text().split()
-    return [int(one) for one in listed]
+    return [int(child) for child in listed]
 
 
 def workers_of(process: int) -> list[int]:
     """The processes that a pool of ``process`` started."""
     listed = Path(f"/proc/{process}/task/{process}/children").read_text().split()
-    return [int(one) for one in listed if "spawn_main" in Path(f"/proc/{one}/cmdline").read_text()]
+    return [int(child) for child in listed if "spawn_main" in Path(f"/proc/{child}/cmdline").read_text()]
 
 
 def test_one_process_two_and_dask_give_the_same_bytes(corpus, monkeypatch):
     from distributed import LocalCluster
 
     before = children()
-    one = prepared("one", 1)
-    assert prepared("two", 2) == one
-    assert prepared("dask", "dask") == one
+    expected = prepared("one", 1)
+    assert prepared("two", 2) == expected
+    assert prepared("dask", "dask") == expected
     with LocalCluster(n_workers=1, threads_per_worker=1, dashboard_address=None, local_directory="scratch") as cluster:
         address = cluster.scheduler_address
-        assert prepared("cluster", None, address) == one
+        assert prepared("cluster", None, address) == expected
         monkeypatch.setattr(documents, "LIBRARIES", ("blingfire",))
         with pytest.raises(InputError, match="worker tcp://.* has other libraries"):
             prepared("other", None, address)
-    assert len(one) == 13
+    assert len(expected) == 13
     left = set(children()) - set(before)
     commands = [Path(f"/proc/{process}/cmdline").read_text() for process in left]
     # multiprocessing's own helper stays until this process ends.
@@ -90,11 +90,11 @@ def test_a_killed_worker_is_reported_and_leaves_nothing(corpus, monkeypatch):
     added = []
     add = documents._Found.add
 
-    def add_and_kill(found, block):
+    def add_and_kill(gathered, block):
         if not added:
             os.kill(workers_of(os.getpid())[0], signal.SIGKILL)
         added.append(block)
-        add(found, block)
+        add(gathered, block)
 
     monkeypatch.setattr(documents._Found, "add", add_and_kill)
     with pytest.raises(PassingError, match="died.*nothing was published") as caught:
@@ -121,7 +121,7 @@ def test_workers_end_when_who_started_them_is_killed(corpus):
         assert len(started) == 2
         process.kill()
     end = time.monotonic() + 20
-    while any(Path(f"/proc/{one}").exists() for one in started):
+    while any(Path(f"/proc/{worker}").exists() for worker in started):
         assert time.monotonic() < end, "workers outlive who started them"
         time.sleep(0.05)
     assert not [path for path in Path("prepared").iterdir() if not path.name.startswith(".")]

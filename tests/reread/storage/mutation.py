@@ -107,9 +107,9 @@ def in_a_fork(case: str, folder: Path, data: Path, change: dict | None) -> dict 
             os._exit(code)
     os.close(writer)
     with open(reader, "rb") as stream:
-        found = stream.read()
+        answer = stream.read()
     os.waitpid(child, 0)
-    return json.loads(found) if found else None
+    return json.loads(answer) if answer else None
 
 
 def libraries() -> list[str]:
@@ -126,8 +126,8 @@ def main() -> None:
         with contextlib.suppress(ImportError):
             importlib.import_module(name)
     for number, line in enumerate(sys.stdin):
-        found = in_a_fork(case, folder / str(number), folder / "data", json.loads(line))
-        print(json.dumps(found and found["digest"]), flush=True)
+        answer = in_a_fork(case, folder / str(number), folder / "data", json.loads(line))
+        print(json.dumps(answer and answer["digest"]), flush=True)
 
 
 if __name__ == "__main__":

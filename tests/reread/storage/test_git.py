@@ -38,8 +38,8 @@ def test_a_line_keeps_its_commit_when_its_file_moves_and_when_others_change(repo
     commit()
     (repository / "room/rule.py").write_text(f"VERSION = 2\n{body}another\n")
     commit()
-    found = git.commits(repository, [Path("room/rule.py")], "^VERSION = ")
-    assert found[0].sha == second and len(found) == 2
+    commits = git.commits(repository, [Path("room/rule.py")], "^VERSION = ")
+    assert commits[0].sha == second and len(commits) == 2
 
 
 def test_no_checkout_outside_of_git(tmp_path, monkeypatch):

@@ -33,7 +33,7 @@ OPPOSITE = {
 
 def points(tree: ast.AST) -> list[ast.AST]:
     """The numbers and operators of some code that can be changed, in order; not those of annotations and messages."""
-    found = []
+    nodes = []
     for node in ast.walk(tree):
         number = isinstance(node, ast.Constant) and isinstance(node.value, int | float)
         if (
@@ -41,8 +41,8 @@ def points(tree: ast.AST) -> list[ast.AST]:
             or (isinstance(node, ast.Compare) and type(node.ops[0]) in OPPOSITE)
             or (isinstance(node, ast.BinOp | ast.BoolOp) and type(node.op) in OPPOSITE)
         ):
-            found.append(node)
-    return found
+            nodes.append(node)
+    return nodes
 
 
 def change(node: ast.AST) -> None:
@@ -60,7 +60,7 @@ def mutants(path: Path, called: set[int]) -> Iterator[tuple[str, str, str]]:
     tree = ast.parse(path.read_bytes())
     for place, statement in enumerate(tree.body):
         lines = range(
-            min([statement.lineno, *(one.lineno for one in getattr(statement, "decorator_list", []))]),
+            min([statement.lineno, *(decorator.lineno for decorator in getattr(statement, "decorator_list", []))]),
             statement.end_lineno + 1,
         )
         function = isinstance(statement, ast.FunctionDef | ast.ClassDef)

@@ -192,16 +192,16 @@ def test_a_file_of_models_follows_the_package_that_it_wraps(write, tmp_path):
     (tmp_path / "models/__init__.py").touch()
     (tmp_path / "models/layers/__init__.py").touch()
     (tmp_path / "models/net.py").write_text("from .layers.wrapped import wrap\n\n\ndef build():\n    return wrap()\n")
-    found = []
+    digests = []
     for line in ("from neighbour import offset", "from neighbour import *", "import neighbour as n; offset = n.offset"):
         text = f"{line}\n\n\ndef wrap():\n    return offset\n"
         (tmp_path / "models/layers/wrapped.py").write_text(text)
         for other in ("offset = 3\n", "offset = 4\n"):
             write(other=other, neighbour="neighbour")
-            found.append(numeric_digest(["models.net"], tmp_path))
+            digests.append(numeric_digest(["models.net"], tmp_path))
         (tmp_path / "models/layers/wrapped.py").write_text(text.replace("return ", "return 2 * "))
-        found.append(numeric_digest(["models.net"], tmp_path))
-    assert len(set(found)) == len(found)
+        digests.append(numeric_digest(["models.net"], tmp_path))
+    assert len(set(digests)) == len(digests)
 
 
 def test_code_that_changed_since_it_was_imported_is_refused(write, tmp_path):

@@ -59,5 +59,5 @@ def test_defaults_are_left_out_also_of_members_and_of_nested_settings():
 
 
 def test_the_members_that_settings_name_are_found():
-    found = [(package, one["name"]) for package, one in members(OTHER)]
-    assert found == [("reread.batches.augmentations", name) for name in ("flip", "shift", "flip")]
+    named = [(package, member["name"]) for package, member in members(OTHER)]
+    assert named == [("reread.batches.augmentations", name) for name in ("flip", "shift", "flip")]

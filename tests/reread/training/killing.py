@@ -126,7 +126,7 @@ def main() -> None:
         code = forked(work, errors, kill_after)
         finished = (folder / "result.json").exists()
         resumed = forked(train, errors)
-        found = {
+        report = {
             "killed at": where,
             "killed": code == -signal.SIGKILL,
             "finished": finished,
@@ -134,7 +134,7 @@ def main() -> None:
             "errors": errors.read_text(),
             "equal": resumed == 0 and outcome(folder) == expected,
         }
-        print(json.dumps(found), flush=True)
+        print(json.dumps(report), flush=True)
 
 
 if __name__ == "__main__":

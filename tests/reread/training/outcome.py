@@ -11,5 +11,5 @@ FILES = (RESULT, HISTORY, WEIGHTS)
 def outcome(run_directory: Path) -> dict[str, bytes]:
     """Return the files of a finished run, and those of its newest checkpoint."""
     newest = checkpoints(run_directory)[-1]
-    found = {name: (run_directory / name).read_bytes() for name in FILES}
-    return found | {f"last {name}": (newest / name).read_bytes() for name in (CHECKPOINT, WEIGHTS)}
+    files = {name: (run_directory / name).read_bytes() for name in FILES}
+    return files | {f"last {name}": (newest / name).read_bytes() for name in (CHECKPOINT, WEIGHTS)}

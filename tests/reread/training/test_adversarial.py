@@ -47,12 +47,14 @@ def test_the_perturbation_has_its_norm_in_each_document_and_the_gradient_s_direc
     tokens, word_counts, _ = collation.inputs(prepared, prepared.rows("train")[:9], ragged=ragged)
     generator = torch.Generator().manual_seed(0)
     gradient = torch.randn(tokens.numel(), 4, generator=generator) * (tokens.flatten() != 0).unsqueeze(-1)
-    found = worst(gradient, tokens, word_counts, 0.7)
+    perturbation = worst(gradient, tokens, word_counts, 0.7)
     counts = word_counts.sum(dim=1).tolist()
-    documents = found[: sum(counts)].split(counts) if ragged else found.unflatten(0, (len(tokens), -1))
+    documents = perturbation[: sum(counts)].split(counts) if ragged else perturbation.unflatten(0, (len(tokens), -1))
     for document in documents:
         assert document.norm().item() == pytest.approx(0.7)
-    torch.testing.assert_close(functional.cosine_similarity(found, gradient), (found != 0).any(-1).float())
+    torch.testing.assert_close(
+        functional.cosine_similarity(perturbation, gradient), (perturbation != 0).any(-1).float()
+    )
     assert not worst(torch.zeros_like(gradient), tokens, word_counts, 0.7).any()
 
 
@@ -69,7 +71,7 @@ def test_a_step_s_gradients_are_those_of_both_losses(prepared, ragged):
     objective = make_objective(settings.objective, prepared.description)
     step = Step(network, objective, make_optimiser(network, settings), settings, torch.device("cpu"))
     outcome = step._gradients(inputs, target)
-    found = [parameter.grad.clone() for parameter in network.parameters()]
+    of_step = [parameter.grad.clone() for parameter in network.parameters()]
 
     network.zero_grad()
     documents = [words[words != 0] for words in collation.inputs(prepared, rows)[0].flatten(1)]
@@ -81,7 +83,7 @@ def test_a_step_s_gradients_are_those_of_both_losses(prepared, ragged):
     assert worse > clean
     (clean + worse).backward()
     torch.testing.assert_close(outcome.loss, clean.detach())
-    for gradient, parameter in zip(found, network.parameters(), strict=True):
+    for gradient, parameter in zip(of_step, network.parameters(), strict=True):
         torch.testing.assert_close(gradient, parameter.grad, rtol=1e-4, atol=1e-6)
 
 

@@ -26,12 +26,12 @@ def test_averages_are_those_of_the_formula_and_the_network_is_left_alone():
 
 def norms_by_hand(network, inputs):
     """Run the network's norms on each batch, and return their running statistics as the means over batches."""
-    found = []
+    moments = []
     with torch.no_grad():
         for batch in inputs:
             x = network[0](batch)
-            found.append((x.mean(dim=0), x.var(dim=0)))
-    return [torch.stack(one).mean(dim=0) for one in zip(*found, strict=True)]
+            moments.append((x.mean(dim=0), x.var(dim=0)))
+    return [torch.stack(values).mean(dim=0) for values in zip(*moments, strict=True)]
 
 
 def test_statistics_of_batch_norm_are_those_of_the_averaged_weights():

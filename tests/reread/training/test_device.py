@@ -40,8 +40,8 @@ def test_each_precision_sets_how_float32_is_multiplied_and_the_next_job_sets_it_
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
 def test_a_gpu_is_named_in_the_environment():
     with device.acquire_device() as gpu:
-        found = device.environment(gpu)
-    assert found["gpu"] and found["cuda"] and found["driver"]
+        environment = device.environment(gpu)
+    assert environment["gpu"] and environment["cuda"] and environment["driver"]
 
 
 def test_a_cpu_is_named_by_what_the_system_says_of_it(tmp_path):

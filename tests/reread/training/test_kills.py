@@ -26,15 +26,15 @@ def job(write_job, text_directory):
 
 
 def test_a_kill_or_a_power_cut_at_each_operation_of_a_save_leaves_the_checkpoint_before_it(job):
-    found = killed(job, "operations")
-    operations = [one["killed at"] for one in found]
+    kills = killed(job, "operations")
+    operations = [kill["killed at"] for kill in kills]
     for operation in ("open", "fsync", "os.rename", "os.link", "os.mkdir", "os.rmdir"):
         assert any(f": {operation} " in line for line in operations), operation
-    assert len(found) > 40 and all(one["killed"] for one in found)
-    assert [one for one in found if one["code"] or one["errors"] or not one["equal"]] == []
+    assert len(kills) > 40 and all(kill["killed"] for kill in kills)
+    assert [kill for kill in kills if kill["code"] or kill["errors"] or not kill["equal"]] == []
 
 
 def test_a_kill_at_any_of_twenty_moments_changes_no_byte_of_the_end(job):
-    found = killed(job, "moments", "20")
-    assert len(found) == 20 and any(one["killed"] and not one["finished"] for one in found)
-    assert [one for one in found if one["code"] or one["errors"] or not one["equal"]] == []
+    kills = killed(job, "moments", "20")
+    assert len(kills) == 20 and any(kill["killed"] and not kill["finished"] for kill in kills)
+    assert [kill for kill in kills if kill["code"] or kill["errors"] or not kill["equal"]] == []

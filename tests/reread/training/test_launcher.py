@@ -83,7 +83,7 @@ def test_a_kept_process_trains_further_runs_with_the_bytes_of_a_new_one(bare, wr
         with pytest.raises(InputError, match="nowhere"):
             launcher.run_training(replace(again, prepared=Path("nowhere")), events.append)
         launcher.run_training(again, events.append)
-    assert len(started) == 2 and all(one.process.poll() is not None for one in started)
+    assert len(started) == 2 and all(trainer.process.poll() is not None for trainer in started)
     assert [event["seed"] for event in events if event["event"] == "finished"] == [0, 1, 1]
     assert outcome(again.run_directory) == outcome(second.run_directory)
     assert len((second.run_directory / "log.txt").read_text().splitlines()) == second.training["max_epochs"]

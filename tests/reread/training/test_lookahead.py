@@ -37,7 +37,9 @@ def test_the_end_of_an_epoch_holds_all_that_the_next_one_needs():
     train(whole, Lookahead(whole, 0.9, steps_per_epoch=7, epochs=2), 0, 14)
     train(resumed, Lookahead(resumed, 0.9, steps_per_epoch=7, epochs=2), 0, 7)
     train(resumed, Lookahead(resumed, 0.9, steps_per_epoch=7, epochs=2), 7, 14)
-    assert all(torch.equal(one, other) for one, other in zip(whole.parameters(), resumed.parameters(), strict=True))
+    assert all(
+        torch.equal(parameter, other) for parameter, other in zip(whole.parameters(), resumed.parameters(), strict=True)
+    )
 
 
 def test_it_is_off_at_a_decay_of_zero():

@@ -57,8 +57,8 @@ def test_word_vectors_learn_at_their_share_of_the_rate(name):
     (slow, *others), (fast, *same) = step(0.05), step(1.0)
     torch.testing.assert_close(slow, 0.05 * fast)
     assert fast.abs().min() > 0
-    for one, other in zip(others, same, strict=True):
-        assert torch.equal(one, other)
+    for change, other in zip(others, same, strict=True):
+        assert torch.equal(change, other)
 
 
 def test_word_vectors_decay_as_other_matrices_by_their_rate():
@@ -129,13 +129,13 @@ def test_sgd_decays_vectors_too_where_set():
     ours = optimiser_of(network, name="sgd", weight_decay=0.01, decay_vectors=True)
     torchs = torch.optim.SGD(other.parameters(), lr=0.1, momentum=0.9, nesterov=True, weight_decay=0.01)
     for _ in range(3):
-        for one, same in zip(network.parameters(), other.parameters(), strict=True):
-            one.grad = torch.randn_like(one)
-            same.grad = one.grad.clone()
+        for parameter, same in zip(network.parameters(), other.parameters(), strict=True):
+            parameter.grad = torch.randn_like(parameter)
+            same.grad = parameter.grad.clone()
         ours.step()
         torchs.step()
-    for one, same in zip(network.parameters(), other.parameters(), strict=True):
-        torch.testing.assert_close(one, same)
+    for parameter, same in zip(network.parameters(), other.parameters(), strict=True):
+        torch.testing.assert_close(parameter, same)
 
 
 def test_lars_by_hand():
@@ -177,8 +177,8 @@ def test_muon_is_torch_s_of_matrices_and_adamw_of_vectors():
         for network in (ours, theirs):
             network.zero_grad()
             network(x).square().sum().backward()
-        for one in (optimiser, muon, adamw):
-            one.step()
+        for rule in (optimiser, muon, adamw):
+            rule.step()
     torch.testing.assert_close(ours.weight, theirs.weight, rtol=1e-5, atol=1e-6)
     torch.testing.assert_close(ours.bias, theirs.bias)
 

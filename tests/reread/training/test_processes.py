@@ -21,21 +21,21 @@ def test_two_processes_give_the_losses_and_weights_of_one(write_job, text_direct
         "max_epochs": 3, "batch_size": 7, "ema_decay": 0.9, "max_grad_norm": 0.5, "adversarial_epsilon": 0.5,
         "optimizer": {"name": "sgd", "weight_decay": 0.01},
     }  # fmt: skip
-    one, two = (write_job(text_directory, name, network=HAN, training=settings) for name in ("one", "two"))
-    train_here(one)
-    events = finish(start(two, *TORCHRUN))
+    alone, together = (write_job(text_directory, name, network=HAN, training=settings) for name in ("one", "two"))
+    train_here(alone)
+    events = finish(start(together, *TORCHRUN))
     assert [event["event"] for event in events if event["event"] != "progress"] == [
         "started",
         *["epoch"] * 3,
         "finished",
     ]
-    for row, other in zip(history(one), history(two), strict=True):
+    for row, other in zip(history(alone), history(together), strict=True):
         assert other == pytest.approx(row, rel=2e-5)
-    weights, others = (load_file(directory(job) / "best.safetensors") for job in (one, two))
+    weights, others = (load_file(directory(job) / "best.safetensors") for job in (alone, together))
     for name, weight in weights.items():
         torch.testing.assert_close(others[name], weight, rtol=1e-4, atol=1e-6)
-    assert len((directory(two) / "log.txt").read_text().splitlines()) == 3
-    assert json.loads((directory(two) / "environment.json").read_text())["processes"] == 2
+    assert len((directory(together) / "log.txt").read_text().splitlines()) == 3
+    assert json.loads((directory(together) / "environment.json").read_text())["processes"] == 2
 
 
 def test_a_run_resumes_after_its_processes_were_killed(write_job, text_directory):

@@ -46,15 +46,17 @@ def test_two_gpus_give_the_losses_and_weights_of_one(model, data, write_job):
         "max_epochs": 3, "batch_size": 16, "learning_rate": 0.05, "optimizer": SGD, "amp": "fp32",
         "deterministic": model != "fastnet",
     }  # fmt: skip
-    one, two = (write_job(data[kind], name, model, network=network, training=settings) for name in ("one", "two"))
-    finish(start(one, "-m", "reread.training", gpus="0"))
-    finish(start(two, *TORCHRUN, gpus=GPUS))
-    for row, other in zip(history(one), history(two), strict=True):
+    alone, together = (
+        write_job(data[kind], name, model, network=network, training=settings) for name in ("one", "two")
+    )
+    finish(start(alone, "-m", "reread.training", gpus="0"))
+    finish(start(together, *TORCHRUN, gpus=GPUS))
+    for row, other in zip(history(alone), history(together), strict=True):
         assert other == pytest.approx(row, rel=1e-3, abs=1e-4)
-    weights, others = (load_file(directory(job) / "best.safetensors") for job in (one, two))
+    weights, others = (load_file(directory(job) / "best.safetensors") for job in (alone, together))
     for name, weight in weights.items():
         torch.testing.assert_close(others[name], weight, rtol=1e-2, atol=1e-3)
-    assert json.loads((directory(two) / "environment.json").read_text())["processes"] == 2
+    assert json.loads((directory(together) / "environment.json").read_text())["processes"] == 2
 
 
 @pytest.mark.parametrize("model", ["han", "densenet"])

@@ -248,8 +248,8 @@ def test_a_finished_run_returns_at_once_with_its_result(train_here, train_by_com
     train_here(job)
 
     def files():
-        found = [path for path in directory(job).rglob("*") if path.is_file()]
-        return {path: (path.stat().st_mtime_ns, path.read_bytes()) for path in found}
+        paths = [path for path in directory(job).rglob("*") if path.is_file()]
+        return {path: (path.stat().st_mtime_ns, path.read_bytes()) for path in paths}
 
     before = files()
     code, event, errors = train_by_command(job, "--events")

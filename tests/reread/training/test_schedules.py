@@ -20,18 +20,18 @@ def rates(**schedule):
 
 @pytest.mark.parametrize("name", [name for name in REGISTRY.available() if name != "one_cycle"])
 def test_a_warm_up_is_a_line_to_the_peak(name):
-    found = rates(name=name, warmup_epochs=2)
-    assert found[:10] == pytest.approx([0.1 * (step + 1) / 11 for step in range(10)])
-    assert found[10] == pytest.approx(0.1) == max(found)
+    learning_rates = rates(name=name, warmup_epochs=2)
+    assert learning_rates[:10] == pytest.approx([0.1 * (step + 1) / 11 for step in range(10)])
+    assert learning_rates[10] == pytest.approx(0.1) == max(learning_rates)
     assert rates(name=name, warmup_epochs=0)[0] == 0.1
 
 
 def test_cosine_falls_to_zero():
-    found = rates(name="cosine", warmup_epochs=2)
-    assert found[30] == pytest.approx(0.05)
-    assert found[20] == pytest.approx(0.05 * (1 + math.cos(math.pi / 4)))
-    assert found[10:] == sorted(found[10:], reverse=True)
-    assert 0 < found[-1] < 0.001
+    learning_rates = rates(name="cosine", warmup_epochs=2)
+    assert learning_rates[30] == pytest.approx(0.05)
+    assert learning_rates[20] == pytest.approx(0.05 * (1 + math.cos(math.pi / 4)))
+    assert learning_rates[10:] == sorted(learning_rates[10:], reverse=True)
+    assert 0 < learning_rates[-1] < 0.001
 
 
 def test_constant_stays():
@@ -39,10 +39,10 @@ def test_constant_stays():
 
 
 def test_step_multiplies_at_its_milestones():
-    found = rates(name="step", warmup_epochs=0, milestones=(0.5, 0.75), gamma=0.1)
+    learning_rates = rates(name="step", warmup_epochs=0, milestones=(0.5, 0.75), gamma=0.1)
     milestones = [25, 38]  # shares of 50 steps
-    expected = [0.1 * 0.1 ** sum(step >= one for one in milestones) for step in range(50)]
-    assert found == pytest.approx(expected)
+    expected = [0.1 * 0.1 ** sum(step >= milestone for milestone in milestones) for step in range(50)]
+    assert learning_rates == pytest.approx(expected)
 
 
 def test_polynomial_is_torch_s():
@@ -61,19 +61,19 @@ def test_one_cycle_is_torch_s(rise):
 
 
 def test_one_cycle_without_room_for_a_rise_falls_from_the_peak():
-    found = rates(name="one_cycle", rise=0.001)
-    assert found == pytest.approx([0.1 + (4e-7 - 0.1) * step / 49 for step in range(50)])
+    learning_rates = rates(name="one_cycle", rise=0.001)
+    assert learning_rates == pytest.approx([0.1 + (4e-7 - 0.1) * step / 49 for step in range(50)])
     assert Schedule({"name": "one_cycle"}, 0.1, EPOCHS).warmup_epochs == 0
 
 
 def follow(optimiser, scheduler):
     """The learning rate of each step by a scheduler of torch's."""
-    found = []
+    learning_rates = []
     for _ in range(STEPS * EPOCHS):
-        found.append(optimiser.param_groups[0]["lr"])
+        learning_rates.append(optimiser.param_groups[0]["lr"])
         optimiser.step()
         scheduler.step()
-    return found
+    return learning_rates
 
 
 @pytest.mark.parametrize(

@@ -198,8 +198,8 @@ assert attempt(job, None, False, ONE) == 0
 prepared = open_prepared(data)
 network = models.load(run, prepared.description)
 scores = predict(network, prepared, prepared.rows("validation"))
-found = to_probabilities(network.objective, scores)
-assert np.allclose(found, scores / scores.sum(axis=1, keepdims=True)) and found.shape == (16, 3)
+probabilities = to_probabilities(network.objective, scores)
+assert np.allclose(probabilities, scores / scores.sum(axis=1, keepdims=True)) and probabilities.shape == (16, 3)
 """
 
 

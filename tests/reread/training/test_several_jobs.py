@@ -160,7 +160,7 @@ def test_each_process_begins_at_another_place_of_the_list(monkeypatch, jobs, cou
 
     class Process:
         def __init__(self, command):
-            begun.append([Path(one) for one in command if one.endswith(".json")])
+            begun.append([Path(word) for word in command if word.endswith(".json")])
 
         def wait(self):
             return 0
@@ -171,8 +171,8 @@ def test_each_process_begins_at_another_place_of_the_list(monkeypatch, jobs, cou
     monkeypatch.setattr(subprocess, "Popen", Process)
     listed = [Path(f"{number}.json") for number in range(jobs)]
     assert train_at_once(listed, count, None) == 0
-    assert len({one[0] for one in begun}) == len(begun) == min(jobs, count)
-    assert all(sorted(one) == listed for one in begun)
+    assert len({paths[0] for paths in begun}) == len(begun) == min(jobs, count)
+    assert all(sorted(paths) == listed for paths in begun)
 
 
 def test_a_run_that_lacks_memory_beside_others_says_so_by_its_exit_code(train, write_job, image_directory, monkeypatch):

@@ -56,6 +56,6 @@ def test_macro_auroc_is_scikit_learn_s_ties_included():
 
 def test_a_class_with_one_value_alone_has_no_area():
     scores = np.array([[0.1, 0.3], [0.9, 0.2]], np.float32)
-    for one in (0, 1):
-        assert macro_auroc(scores, np.array([[0, one], [1, one]])) == 1.0
+    for label in (0, 1):
+        assert macro_auroc(scores, np.array([[0, label], [1, label]])) == 1.0
     assert macro_auroc(scores, np.array([[1, 1], [1, 1]])) == 0.5

@@ -42,15 +42,15 @@ def history(job):
 
 def workers(process):
     """The processes that torchrun has started, by rank (Linux)."""
-    found = {}
+    by_rank = {}
     for entry in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
             variables = (entry / "environ").read_bytes().split(b"\0")
             parent = (entry / "stat").read_text().rsplit(")", 1)[1].split()[1]
-            ranks = [int(one.removeprefix(b"RANK=")) for one in variables if one.startswith(b"RANK=")]
+            ranks = [int(variable.removeprefix(b"RANK=")) for variable in variables if variable.startswith(b"RANK=")]
             if int(parent) == process.pid and ranks:
-                found[ranks[0]] = int(entry.name)
-    return found
+                by_rank[ranks[0]] = int(entry.name)
+    return by_rank
 
 
 def wait_for(process, name, epoch):
@@ -84,7 +84,7 @@ def train_with_kills(job, gpus=""):
     os.kill(process.pid, signal.SIGKILL)
     process.communicate(timeout=60)
     deadline = time.monotonic() + 10
-    while any(Path(f"/proc/{one}").exists() for one in started.values()):
+    while any(Path(f"/proc/{worker}").exists() for worker in started.values()):
         assert time.monotonic() < deadline, "a process outlived torchrun"
         time.sleep(0.05)
     assert len(started) == 2 and not (directory(job) / "result.json").exists()

@@ -169,11 +169,11 @@ def test_seeds_needed_have_the_power_that_they_are_said_to_have():
     needed, sentence = seeds_needed(0.02, 0.03, 0.0, 0.01, (0.05, 0.05), 4, 2)
     deviation = 0.03 / math.sqrt(2)
 
-    def found(n):
+    def power(n):
         noncentral = 0.02 / (deviation * math.sqrt(2 / n))
         return stats.nct.sf(stats.t.ppf(0.975, 2 * n - 3), 2 * n - 3, noncentral)
 
-    assert found(needed) >= 0.78 and found(needed - 2) < 0.8 and f"with {needed} seeds of each side" in sentence
+    assert power(needed) >= 0.78 and power(needed - 2) < 0.8 and f"with {needed} seeds of each side" in sentence
     more, _ = seeds_needed(0.02, 0.03, 0.005, 0.01, (0.05, 0.05), 4, 2)
     assert more > needed
     # A mean of .001 is nearer to equivalence within .02 than to a direction.
