@@ -389,7 +389,7 @@ def test_eight_workers_log_while_a_backup_is_made_and_a_restore_loses_no_run(ser
     create_flow_runs(service.settings, 5)
     tracked = MlflowClient(service.settings.url("mlflow", "psycopg2"))
     before = runs_of(tracked)
-    words = ["--workers", "8", "--seconds", "2"]
+    words = ["--workers", "8", "--seconds", "10"]
     load = service.command(*words, module="benchmarks.tracking_load", **service.user("carol"))
     while len(run_ids(tracked)) < len(before) + 8:
         assert load.poll() is None, load.stdout.read()

@@ -111,7 +111,7 @@ LEASES = """
 
 
 def test_two_checkouts_of_a_user_have_a_gpu_each(tmp_path):
-    name, found = str(uuid.uuid4()), []
+    name, indices = str(uuid.uuid4()), []
     with contextlib.ExitStack() as stack:
         for number, folder in enumerate(("one", "two")):
             (tmp_path / folder).mkdir()
@@ -123,8 +123,8 @@ def test_two_checkouts_of_a_user_have_a_gpu_each(tmp_path):
             stack.callback(process.communicate)
             index, place = process.stdout.readline().split()
             stack.callback((Path(place) / f"gpu-{name}-{number}.lock").unlink)
-            found.append(int(index))
-    assert found == [0, 1]
+            indices.append(int(index))
+    assert indices == [0, 1]
 
 
 def test_a_folder_of_another_s_is_not_used(monkeypatch, locks, tmp_path):
