@@ -5,15 +5,15 @@ change of the file.
 """
 
 import ast
-import contextlib
 import copy
 import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+
+import pytest
 
 from reread.goals import module_of
 from reread.storage.numeric import numeric_digest
@@ -84,44 +84,47 @@ GOAL = module_of("single-label")
 
 
 # An image network, and a reader of documents with averaged weights.
-def test_each_change_is_in_a_key_or_changes_no_byte(tmp_path):
-    copied = tmp_path / "copy"
-    copy_rooms(copied, "reread", "models", "cuda_ext")
-    silent, in_keys, in_none = [], set(), set()
-    # What both call is changed once.
-    checked: set[tuple[str, str]] = set()
-    for case in ("densenet-swish", "han-average"):
-        WRITERS[CASES[case].data](tmp_path / case / "data")
-        modules = source(CASES[case])["modules"]
-        named = [name for name in modules if ":" not in name]
+@pytest.mark.parametrize("case", ["densenet-swish", "han-average"])
+def test_each_change_is_in_a_key_or_changes_no_byte(tmp_path, case):
+    WRITERS[CASES[case].data](tmp_path / "data")
+    modules = source(CASES[case])["modules"]
+    named = [name for name in modules if ":" not in name]
+    with subprocess.Popen(
+        [sys.executable, "-m", "tests.reread.storage.mutation", case, str(tmp_path)],
+        cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+    ) as process:  # fmt: skip
+        usual = json.loads(process.stdout.readline())
+        lines: dict[str, set[int]] = {}
+        for file, line in usual["called"]:
+            lines.setdefault(file, set()).add(line)
+        copied = tmp_path / "copy"
+        copy_rooms(copied, "reread", "models", "cuda_ext")
+
         # What trains a run and what evaluates it, in one digest: half the time of two.
         computing = [*modules, "reread.evaluation.run", "reread.batches", GOAL]
-        usual = numeric_digest(computing, copied)
-        with trainer(case, tmp_path / case) as run:
-            unchanged = run()
-            lines: dict[str, set[int]] = {}
-            for file, line in unchanged["called"]:
-                lines.setdefault(file, set()).add(line)
-            left_out: dict[str, list[tuple[str, str]]] = {}
-            for path in closure(["reread.training.run", "reread.evaluation.run", GOAL, *named]):
-                file = path.relative_to(ROOT).as_posix()
-                text = (copied / file).read_text()
-                for name, first, last in mutants(path, lines.get(file, set())):
-                    if (file, name) in checked:
-                        continue
-                    checked.add((file, name))
-                    (copied / file).write_text(first)
-                    if numeric_digest(computing, copied) != usual:
-                        in_keys.add(file)
-                    else:
-                        left_out.setdefault(file, []).append((name, last))
-                    (copied / file).write_text(text)
-            for file, changes in left_out.items():
-                name, text = changes[len(changes) // 2]
-                # A run that fails publishes nothing.
-                if run({"file": file, "source": text}) not in (None, unchanged["digest"]):
-                    silent.append(f"{file}: {name}")
-            in_none |= set(left_out)
+
+        def key() -> str:
+            return numeric_digest(computing, copied)
+
+        before, silent, in_keys, in_none = key(), [], set(), {}
+        for path in closure(["reread.training.run", "reread.evaluation.run", GOAL, *named]):
+            file = path.relative_to(ROOT).as_posix()
+            text = (copied / file).read_text()
+            for name, first, last in mutants(path, lines.get(file, set())):
+                (copied / file).write_text(first)
+                if key() != before:
+                    in_keys.add(file)
+                else:
+                    in_none.setdefault(file, []).append((name, last))
+                (copied / file).write_text(text)
+        for file, changes in in_none.items():
+            name, text = changes[len(changes) // 2]
+            process.stdin.write(json.dumps({"file": file, "source": text}) + "\n")
+            process.stdin.flush()
+            # A run that fails publishes nothing.
+            if json.loads(process.stdout.readline()) not in (None, usual["digest"]):
+                silent.append(f"{file}: {name}")
+        process.stdin.close()
     assert not silent, "these changes are in no key and change a result"
     assert {
         "reread/training/step.py",
@@ -130,22 +133,3 @@ def test_each_change_is_in_a_key_or_changes_no_byte(tmp_path):
         "reread/goals/classification.py",
     } <= in_keys
     assert "reread/storage/locks.py" in in_none
-
-
-@contextlib.contextmanager
-def trainer(case: str, folder: Path) -> Iterator[Callable[..., Any]]:
-    """Yield a function that trains and evaluates a case with a change and returns the digest; without one, what the
-    program says of the usual code."""
-    with subprocess.Popen(
-        [sys.executable, "-m", "tests.reread.storage.mutation", case, str(folder)],
-        cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-    ) as process:  # fmt: skip
-
-        def run(change: dict[str, str] | None = None) -> Any:
-            if change:
-                process.stdin.write(json.dumps(change) + "\n")
-                process.stdin.flush()
-            return json.loads(process.stdout.readline())
-
-        yield run
-        process.stdin.close()
