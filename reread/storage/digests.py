@@ -89,11 +89,14 @@ def whole(path: Path, hint: str) -> Path:
 
 
 def current_sha256(path: Path) -> str:
-    """Return the sha256 of a file. A process reads a file once until its size, time or inode changes."""
+    """Return the sha256 of a file. A process reads a file once until its size, inode or time of change does.
+
+    That time is the system's own (ctime): who writes a file may set its mtime back, as rsync and tar do.
+    """
     about = path.stat()
-    if time.time() - about.st_mtime < SETTLED_SECONDS:
+    if time.time() - about.st_ctime < SETTLED_SECONDS:
         return sha256_file(path)
-    return _sha256(path, (about.st_mtime_ns, about.st_size, about.st_ino))
+    return _sha256(path, (about.st_ctime_ns, about.st_size, about.st_ino))
 
 
 @functools.lru_cache(maxsize=4096)

@@ -1,6 +1,7 @@
 """A file that is not the one that was written is found where it is opened."""
 
 import json
+import os
 import shutil
 
 import numpy as np
@@ -101,11 +102,25 @@ def test_a_file_is_read_once_until_it_changes(tmp_path, monkeypatch):
     path, read = tmp_path / "file", []
     path.write_text("1")
     monkeypatch.setattr(digests, "sha256_file", lambda path: read.append(path) or sha256_file(path))
-    now = path.stat().st_mtime
+    now = path.stat().st_ctime
     # A file of this moment may change again in the same tick of the clock.
     assert current_sha256(path) == current_sha256(path) and len(read) == 2
     monkeypatch.setattr(digests.time, "time", lambda: now + 60)
     assert current_sha256(path) == current_sha256(path) and len(read) == 3
     path.write_text(json.dumps("changed"))
-    monkeypatch.setattr(digests.time, "time", lambda: path.stat().st_mtime + 60)
+    monkeypatch.setattr(digests.time, "time", lambda: path.stat().st_ctime + 60)
     assert current_sha256(path) == sha256_file(path) and len(read) == 4
+
+
+def test_a_change_that_keeps_size_and_mtime_is_found(tmp_path, monkeypatch):
+    path = tmp_path / "file"
+    path.write_text("1")
+    monkeypatch.setattr(digests.time, "time", lambda: path.stat().st_ctime + 60)
+    times = path.stat()
+    assert current_sha256(path) == sha256_file(path)
+    # The clock of a file system ticks in milliseconds.
+    while path.stat().st_ctime_ns == times.st_ctime_ns:
+        path.write_text("2")
+    os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
+    assert path.stat().st_mtime_ns == times.st_mtime_ns
+    assert current_sha256(path) == sha256_file(path)
