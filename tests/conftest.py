@@ -208,6 +208,15 @@ def clean_environment() -> dict[str, str]:
     return kept
 
 
+def run_reread(
+    *words: Path | str, folder: Path = ROOT, given: bytes = b"", **environment: str
+) -> subprocess.CompletedProcess[str]:
+    """Run `reread WORDS` of this checkout in a folder, with ``given`` as its input, and return it with its output."""
+    usual = clean_environment()
+    variables = {**usual, "PYTHONPATH": str(ROOT), **environment}
+    return forks.run(["-m", "reread", *map(str, words)], folder, variables, usual, given=given)
+
+
 def make_once(folder: pytest.TempPathFactory, name: str, build: Callable[[Path], None]) -> Path:
     """Return a folder of this test session that ``build`` fills; several workers of pytest-xdist share it."""
     base = folder.getbasetemp()

@@ -22,8 +22,8 @@ from pathlib import Path
 from reread.storage.locks import file_lock
 
 INTERPRETER = Path(__file__).with_name("interpreter.py")
-# Variables that differ between commands, and that no library reads when it is imported.
-MAY_DIFFER = ("REREAD_", "PREFECT_", "MLFLOW_", "DVC_", "PYTEST_")
+# Variables that differ between commands, and that no library reads when it is imported. The fork reads PYTHONPATH.
+MAY_DIFFER = ("REREAD_", "PREFECT_", "MLFLOW_", "DVC_", "PYTEST_", "PYTHONPATH")
 SECONDS_TO_START = 300
 # Held to the end of this process: the interpreter ends with its last connection.
 _HELD: list[socket.socket] = []
@@ -39,18 +39,30 @@ def fits(environment: Mapping[str, str], usual: Mapping[str, str]) -> bool:
 
 
 def run(
-    words: Sequence[str], folder: Path, environment: Mapping[str, str], usual: Mapping[str, str], timeout: float
+    words: Sequence[str],
+    folder: Path,
+    environment: Mapping[str, str],
+    usual: Mapping[str, str],
+    timeout: float = 600,
+    given: bytes = b"",
 ) -> subprocess.CompletedProcess[str]:
-    """Run ``python WORDS`` in ``folder`` without input and return it with its output. The first word is -m or -c.
+    """Run ``python WORDS`` in ``folder`` and return it with its output. The first word is -m or -c.
 
-    usual: the environment that the interpreter is started with. TimeoutExpired after ``timeout`` seconds.
+    usual: the environment that the interpreter is started with. given: the command's input. TimeoutExpired after
+    ``timeout`` seconds.
     """
     command = [sys.executable, *words]
-    with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as error, open(os.devnull, "rb") as nothing:
+    with (
+        tempfile.TemporaryFile() if given else open(os.devnull, "r+b") as source,
+        tempfile.TemporaryFile() as output,
+        tempfile.TemporaryFile() as error,
+    ):
+        source.write(given)
+        source.seek(0)
         with _connect(usual) as connection:
             request = {"words": list(words), "folder": str(folder), "environment": dict(environment)}
             content = json.dumps(request).encode()
-            files = [nothing.fileno(), output.fileno(), error.fileno()]
+            files = [source.fileno(), output.fileno(), error.fileno()]
             socket.send_fds(connection, [len(content).to_bytes(4, "big")], files)
             connection.sendall(content)
             connection.settimeout(timeout)

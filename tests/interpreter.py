@@ -134,7 +134,8 @@ def become(request: Request) -> None:
     os.environ.update(request.environment)
     sys.dont_write_bytecode = "PYTHONDONTWRITEBYTECODE" in os.environ
     sys.argv = request.words[1:] if request.words[0] == "-m" else ["-c", *request.words[2:]]
-    sys.path[0] = request.folder if request.words[0] == "-m" else ""
+    first = request.folder if request.words[0] == "-m" else ""
+    sys.path[:1] = [first, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
     # What a program defines is found there by name.
     sys.modules["__main__"] = types.ModuleType("__main__")
 

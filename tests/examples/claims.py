@@ -1,35 +1,24 @@
 """A claim file of examples/: run in another folder, and compared with its published verdict."""
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 from reread.arms.settings import read_arms_file
 from reread.storage.files import sha256_file
-from reread.storage.source import ROOT
-from tests.conftest import clean_environment
+from tests.conftest import run_reread
 
 
 def run_claim(claim: Path | str, folder: Path) -> dict[str, Any]:
     """Run `reread claim` in a folder by this Python and this project's source, and return the document it prints."""
-    programs = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-    done = subprocess.run(
-        [sys.executable, "-m", "reread", "claim", claim, "--json"], cwd=folder, capture_output=True, text=True,
-        env={**clean_environment(), "PYTHONPATH": str(ROOT), "PATH": programs},
-    )  # fmt: skip
+    done = run_reread("claim", claim, "--json", folder=folder)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
 
 
 def check_published(claim: Path, script: Path, evidence: Path) -> None:
     """Check that a published verdict.json agrees with its scores, and is of today's claim file and script."""
-    done = subprocess.run(
-        [sys.executable, "-m", "reread", "verify", evidence / "verdict.json", evidence / "scores.csv"],
-        cwd=ROOT, capture_output=True, text=True,
-    )  # fmt: skip
+    done = run_reread("verify", evidence / "verdict.json", evidence / "scores.csv")
     assert done.returncode == 0 and "all values agree" in done.stdout, done.stderr
     document, given = json.loads((evidence / "verdict.json").read_text()), read_arms_file(claim)
     for name, arm in given.resolved_arms().items():

@@ -14,6 +14,7 @@ import yaml
 
 from reread.storage.source import ROOT
 from tasks import DEFAULTS
+from tests import forks
 from tests.conftest import clean_environment
 
 # Writes the score of a seed, after whatever the test inserts.
@@ -92,10 +93,10 @@ class Claim:
 
     def run(self, *options: str, code: int = 0, **environment: str) -> tuple[str, str]:
         """Run the command to its end, check its exit code, and return its stdout and stderr."""
-        process = self.start(*options, **environment)
-        printed, said = process.communicate(timeout=120)
-        assert process.returncode == code, f"{process.returncode}: {printed}\n{said}"
-        return printed, said
+        words = ["-m", "reread", "claim", "claim.yaml", *options]
+        done = forks.run(words, self.folder, self.environment(**environment), clean_environment(), timeout=120)
+        assert done.returncode == code, f"{done.returncode}: {done.stdout}\n{done.stderr}"
+        return done.stdout, done.stderr
 
     def states(self) -> dict[tuple[str, int], str]:
         """Return the state of each run by arm and seed."""

@@ -13,6 +13,7 @@ from reread.arms.settings import read_arms_file
 from reread.runtime.gpu_lease import LOCKS
 from reread.storage.files import sha256_file
 from reread.storage.source import ROOT
+from tests.conftest import run_reread
 
 
 def verdict(claim, *options):
@@ -32,10 +33,7 @@ def test_a_claim_on_two_branches_gives_the_verdict_of_judge_with_how_it_was_made
     assert made["commit"] in (folder / "report.html").read_text()
     for command in (("verify", "verdict/verdict.json", "verdict/scores.csv"), ("judge", "verdict/scores.csv")):
         claimed = ["--treatment", "treatment", "--margin", "0.005", "--json"] if command[0] == "judge" else []
-        again = subprocess.run(
-            [sys.executable, "-m", "reread", *command, *claimed], cwd=claim.folder, capture_output=True, text=True,
-            env={**os.environ, "PYTHONPATH": str(ROOT)},
-        )  # fmt: skip
+        again = run_reread(*command, *claimed, folder=claim.folder)
         assert again.returncode == 0, again.stderr
     # The last was judge's: the same verdict from the same table.
     assert json.loads(again.stdout)["claims"] == document["claims"]
@@ -291,10 +289,7 @@ def test_commands_that_need_a_gpu_take_turns_on_it(claim):
 
 def test_the_verdict_of_the_page_is_computed_again_and_is_of_its_claim_file():
     folder = ROOT / "docs/makemore"
-    done = subprocess.run(
-        [sys.executable, "-m", "reread", "verify", folder / "verdict.json", folder / "scores.csv"],
-        cwd=ROOT, capture_output=True, text=True,
-    )  # fmt: skip
+    done = run_reread("verify", folder / "verdict.json", folder / "scores.csv")
     assert done.returncode == 0 and "all values agree" in done.stdout, done.stderr
     document, given = json.loads((folder / "verdict.json").read_text()), read_arms_file(folder / "claim.yaml")
     for name, arm in given.resolved_arms().items():

@@ -32,7 +32,7 @@ from reread.storage.source import ROOT
 from reread.tracking import versions
 from reread.tracking.registry import load_model, log_model, set_champion
 from reread.tracking.runs import open_tracking
-from tests.conftest import clean_environment
+from tests.conftest import clean_environment, run_reread
 from tests.reread.tracking.comparison import browser, missing
 from tests.reread.tracking.examples import evaluate_run, finish_run, make_job, prepared_images, prepared_text
 from tests.rooms import copy_rooms
@@ -52,12 +52,9 @@ class Folder:
 
     def predict(self, *arguments: str, given: bytes = b"", code: int = 0) -> str:
         """What the command says on stdout; where it is refused, on stderr."""
-        done = subprocess.run(
-            [sys.executable, "-m", "reread", "predict", *arguments],
-            cwd=self.directory, env=self.environment, input=given, capture_output=True,
-        )  # fmt: skip
-        assert done.returncode == code, done.stderr.decode()
-        return (done.stderr if code else done.stdout).decode()
+        done = run_reread("predict", *arguments, folder=self.directory, given=given)
+        assert done.returncode == code, done.stderr
+        return done.stderr if code else done.stdout
 
     @property
     def environment(self) -> dict[str, str]:

@@ -7,13 +7,11 @@ from pathlib import Path
 import pytest
 
 from reread.storage.source import ROOT
-from tests import forks
-from tests.conftest import clean_environment
+from tests.conftest import run_reread
 
 
 def verify(*folders: Path | str, code: int = 0) -> str:
-    words, usual = ["-m", "reread", "verify", *map(str, folders)], clean_environment()
-    done = forks.run(words, ROOT, usual, usual, timeout=600)
+    done = run_reread("verify", *folders)
     assert done.returncode == code, done.stdout + done.stderr
     return done.stdout + done.stderr
 
