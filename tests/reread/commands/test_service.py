@@ -341,7 +341,7 @@ def test_another_host_or_origin_is_refused_and_a_given_name_is_not(service, post
     shutil.copy(service.file, tmp_path / "service.env")
     ports = {"prefect_port": free_port(), "mlflow_port": free_port()}
     hosts = "tracking.example.org, other.example.org"
-    set_values(tmp_path / "service.env", **ports, artifacts="artifacts", hosts=hosts)
+    set_values(tmp_path / "service.env", **ports, artifacts="artifacts", hosts=hosts, mlflow_workers=1)
     named = Service(tmp_path, {})
     with started(Project(tmp_path, named.environment), "-m", "reread", "serve", "--service", until="Ctrl-C"):
         for url, auth in (
