@@ -152,7 +152,7 @@ print(tracemalloc.get_traced_memory()[1])
 def test_memory_does_not_grow_with_the_corpus(corpus_of):
     documents = random_rows(2000)
     peaks, sizes = [], []
-    for times in (4, 20):
+    for times in (10, 50):
         corpus_of([{**document, "id": f"{document['id']}-{time}"} for time in range(times) for document in documents])
         done = subprocess.run(
             [sys.executable, "-c", PEAK],
