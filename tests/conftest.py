@@ -208,12 +208,10 @@ def clean_environment() -> dict[str, str]:
     return kept
 
 
-def run_reread(
-    *words: Path | str, folder: Path = ROOT, given: bytes = b"", **environment: str
-) -> subprocess.CompletedProcess[str]:
+def run_reread(*words: Path | str, folder: Path = ROOT, given: bytes = b"") -> subprocess.CompletedProcess[str]:
     """Run `reread WORDS` of this checkout in a folder, with ``given`` as its input, and return it with its output."""
     usual = clean_environment()
-    variables = {**usual, "PYTHONPATH": str(ROOT), **environment}
+    variables = {**usual, "PYTHONPATH": str(ROOT)}
     return forks.run(["-m", "reread", *map(str, words)], folder, variables, usual, given=given)
 
 

@@ -94,6 +94,7 @@ class Claim:
     def run(self, *options: str, code: int = 0, **environment: str) -> tuple[str, str]:
         """Run the command to its end, check its exit code, and return its stdout and stderr."""
         words = ["-m", "reread", "claim", "claim.yaml", *options]
+        # No library that the command imports reads what differs from the usual: PATH and the numbers of threads.
         done = forks.run(words, self.folder, self.environment(**environment), clean_environment(), timeout=120)
         assert done.returncode == code, f"{done.returncode}: {done.stdout}\n{done.stderr}"
         return done.stdout, done.stderr
