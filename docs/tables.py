@@ -367,6 +367,33 @@ def verdict_table(judged: list[dict[str, Any]]) -> Table:
     return ["claim", "verdict", "difference", "margin", "p after Holm"], rows
 
 
+TIMING_COLUMNS = ["claim", "verdict", "peer", "times as fast", "margin", "GPU"]
+
+
+def timing_verdicts() -> Table:
+    """Return all claims of results/claims on the time of a kernel, those of a folder together."""
+    names = sorted(path.parent.name for path in (ROOT / "results/claims").glob("*/verdict.json"))
+    return TIMING_COLUMNS, [row for name in names for row in timings(name)[1]]
+
+
+def timings(name: str) -> Table:
+    """Return the claims of results/claims/NAME that are judged on scores of cuda_ext.pairs, with their GPU."""
+    claims = read_json(f"results/claims/{name}/verdict.json")["claims"]
+    rows = []
+    for claim in (claim for claim in claims if claim["metric"].endswith(", ms")):
+        ratio, gpu = claim["ratio"], gpu_of(name, claim["metric"])
+        cells = [claim["claim"], verdict(claim["verdict"]), f"`{claim['control']}`"]
+        rows.append([*cells, interval(ratio, 3, sign=False), f"{ratio['margin']:g}", gpu])
+    return TIMING_COLUMNS, rows
+
+
+def gpu_of(name: str, metric: str) -> str:
+    """Return the GPU on which results/claims/NAME/scores.jsonl was measured: H200."""
+    lines = (ROOT / "results/claims" / name / "scores.jsonl").read_text(encoding="utf-8").splitlines()
+    of_metric = next(score for score in map(json.loads, lines) if score["metric"] == metric)
+    return str(of_metric["environment"]["gpu"].removeprefix("NVIDIA ").split()[0])
+
+
 def command_claims(name: str) -> Table:
     """Return the claims on commands that results/claims/NAME has, with their verdicts."""
     return verdict_table(read_json(f"results/claims/{name}/verdict.json")["claims"])
@@ -1119,6 +1146,7 @@ def table_of(name: str) -> Table | str:
 BY_NAME = {
     "arms": arms,
     "command-claims": command_claims,
+    "timings": timings,
     "kernel": kernel,
     "profile": profile,
     "verdicts": verdicts,
