@@ -37,7 +37,6 @@ from reread.storage.source import (
     content,
     edited,
     imported_names,
-    in_project,
     module_file,
     outside_packages,
     parsed,
@@ -164,6 +163,9 @@ class _Reach:
         self.places_without = {(module_file(module, root), name) for module, name in pairs}
         self.modules: dict[Path, _Module] = {}
         self.outside: Mapping[str, Path] = {}
+        # A few hundred names are looked up thousands of times.
+        self._is_module = functools.cache(self._is_module_on_disk)
+        self._file = functools.cache(lambda name: module_file(name, root, self.outside))
 
     def of(self, modules: Iterable[str]) -> Numeric:
         names = [name.partition(":") for name in modules]
@@ -258,13 +260,13 @@ class _Reach:
 
     def _at(self, parts: list[str], importer: Path) -> Iterator[tuple[str, _Place | None]]:
         address = ".".join(parts)
-        if parts[0] not in self.outside and not in_project(parts[0], self.root):
+        if parts[0] not in self.outside and not self._is_module(parts[0]):
             yield address, None
             return
         end = 1
-        while end < len(parts) and self._is_module(parts[: end + 1]):
+        while end < len(parts) and self._is_module(".".join(parts[: end + 1])):
             end += 1
-        file = module_file(".".join(parts[:end]), self.root, self.outside)
+        file = self._file(".".join(parts[:end]))
         if file is None or file == importer:
             return
         if end == len(parts):
@@ -281,10 +283,11 @@ class _Reach:
         else:
             yield address, (file, "*")
 
-    def _is_module(self, parts: list[str]) -> bool:
+    def _is_module_on_disk(self, name: str) -> bool:
+        parts = name.split(".")
         place = self.outside.get(parts[0])
         folder = (place.parent if place else self.root).joinpath(*parts)
-        return module_file(".".join(parts), self.root, self.outside) is not None or folder.is_dir()
+        return self._file(name) is not None or folder.is_dir()
 
     def _root(self, file: Path) -> Path:
         return root_of(file, self.root, self.outside)
@@ -418,12 +421,18 @@ def _kernel_files(folder: Path, read: Any) -> tuple[dict[str, str], list[Path]]:
     while waiting:
         path = waiting.pop()
         if path not in digests:
-            text = read(path).decode()
-            code = COMMENT.sub(lambda match: match[1] or " ", text)
-            lines = (" ".join(line.split()) for line in code.splitlines())
-            digests[path] = sha256_bytes("\n".join(filter(None, lines)).encode())
-            waiting += [(path.parent / name).resolve() for name in INCLUDE.findall(text)]
+            digests[path], included = _kernel_source(read(path))
+            waiting += [(path.parent / name).resolve() for name in included]
     return {path.relative_to(folder.parent).as_posix(): digest for path, digest in digests.items()}, list(digests)
+
+
+@functools.lru_cache(maxsize=256)
+def _kernel_source(source: bytes) -> tuple[str, list[str]]:
+    """Return the digest of a CUDA file without its comments, and the files that it includes."""
+    text = source.decode()
+    code = COMMENT.sub(lambda match: match[1] or " ", text)
+    lines = (" ".join(line.split()) for line in code.splitlines())
+    return sha256_bytes("\n".join(filter(None, lines)).encode()), INCLUDE.findall(text)
 
 
 def _is_foreign(top: str) -> bool:
