@@ -208,10 +208,12 @@ def clean_environment() -> dict[str, str]:
     return kept
 
 
-def run_reread(*words: Path | str, folder: Path = ROOT, given: bytes = b"") -> subprocess.CompletedProcess[str]:
+def run_reread(
+    *words: Path | str, folder: Path = ROOT, given: bytes = b"", **environment: str
+) -> subprocess.CompletedProcess[str]:
     """Run `reread WORDS` of this checkout in a folder, with ``given`` as its input, and return it with its output."""
     usual = clean_environment()
-    variables = {**usual, "PYTHONPATH": str(ROOT)}
+    variables = {**usual, "PYTHONPATH": str(ROOT), **environment}
     return forks.run(["-m", "reread", *map(str, words)], folder, variables, usual, given=given)
 
 

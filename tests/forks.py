@@ -23,7 +23,7 @@ from reread.storage.locks import file_lock
 
 INTERPRETER = Path(__file__).with_name("interpreter.py")
 # Variables that differ between commands, and that no library reads when it is imported. The fork reads PYTHONPATH.
-MAY_DIFFER = ("REREAD_", "PREFECT_", "MLFLOW_", "DVC_", "PYTEST_", "PYTHONPATH")
+MAY_DIFFER = ("REREAD_", "PREFECT_", "MLFLOW_", "DVC_", "PYTEST_", "PYTHONPATH", "COLUMNS")
 SECONDS_TO_START = 300
 # Held to the end of this process: the interpreter ends with its last connection.
 _HELD: list[socket.socket] = []

@@ -30,6 +30,7 @@ def command(
     as_json: AsJson = False,
 ) -> None:
     entries = read_ledger()
+    known = len(entries) if add else 0
     for file in add or []:
         if not file.is_file():
             raise InputError(f"--add {file}: there is no such file")
@@ -38,7 +39,7 @@ def command(
         if not as_json:
             print(f"{file}: {len(entries) - before} new entries in {LEDGER}")
     names = {name for entry in entries for name in entry.data}
-    shown = reads_of(entries, names if data is None else [data])
+    shown = reads_of(entries[known:], names if data is None else [data])
     if as_json:
         print_json([vars(entry) for entry in shown])
         return

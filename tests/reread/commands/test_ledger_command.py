@@ -1,21 +1,15 @@
 """reread ledger: entries are listed, those of another machine are added, and a changed one is named."""
 
 import json
-import os
-import subprocess
-import sys
 
 import pytest
 
 from reread.storage.ledger import open_test_split, read_ledger
-from reread.storage.source import ROOT
+from tests.conftest import run_reread
 
 
 def ledger(folder, *arguments, code=0):
-    done = subprocess.run(
-        [sys.executable, "-m", "reread", "ledger", *arguments],
-        cwd=folder, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "120"},
-    )  # fmt: skip
+    done = run_reread("ledger", *arguments, folder=folder, COLUMNS="120")
     assert done.returncode == code, done.stdout + done.stderr
     return done.stdout + done.stderr
 
@@ -39,7 +33,8 @@ def test_entries_of_another_machine_are_added_once(project):
     there = project / "figures.json.test-reads.jsonl"
     with open_test_split("speed record 96", "cccc", {"cifar10": "12345678abcd"}, {}, path=there):
         pass
-    assert "1 new entries" in ledger(project, "--add", there.name)
+    added = ledger(project, "--add", there.name)
+    assert "1 new entries" in added and "speed record 96" in added and "imdb" not in added
     assert "0 new entries" in ledger(project, "--add", there.name)
     assert [entry.reader for entry in read_ledger(project / "results/test-reads.jsonl")][-1] == "speed record 96"
     assert "no such file" in ledger(project, "--add", "missing.jsonl", code=2)
