@@ -63,8 +63,16 @@ class RunRecord:
 
     @property
     def training_seconds(self) -> float | None:
-        """Seconds of training, or None where no timing was kept (a resumed run counts its last part)."""
-        return self.run.timing.get("seconds")
+        """Seconds of training, or None where no timing was kept.
+
+        A resumed run has the timing of its last part: the epochs before that count at its pace.
+        """
+        timing = self.run.timing
+        seconds, samples = timing.get("seconds"), timing.get("samples")
+        if seconds is None or not samples:
+            return seconds
+        rows = len(self.prepared.rows("train"))
+        return float(seconds * max(1, self.result["epochs"] * rows / samples))
 
     @property
     def peak_memory_bytes(self) -> int | None:

@@ -373,6 +373,14 @@ def test_seconds_and_peak_memory_of_runs_on_a_gpu_are_shown_beside_accuracy(tmp_
     assert read_json(tmp_path / "trial" / "latency.json")["han"]["memory"] == middle
 
 
+def test_the_epochs_before_a_resume_count_at_the_pace_of_those_after_it(texts):
+    record = texts[1][0]
+    first, end = record.description["splits"]["train"]
+    for trained_here in (6, 2):  # of six epochs
+        write_json(record.run_directory / "timing.json", {"seconds": 30.0, "samples": trained_here * (end - first)})
+        assert opened_again([record])[0].training_seconds == pytest.approx(30.0 * 6 / trained_here)
+
+
 def test_the_chart_of_differences_names_the_interval_that_decides(texts):
     experiment, records = texts
     drawn = charts.differences(differences(judge_experiment({**experiment, "alpha": 0.1}, records, {}, "test")))
