@@ -83,7 +83,7 @@ test-packages:
 # Tests start hundreds of processes: bytecode is written, so that each need not compile the project again.
 test: export PYTHONDONTWRITEBYTECODE =
 test: data test-packages
-	$(PYTHON) -m pytest -n 3 --dist loadfile --no-loadscope-reorder
+	$(PYTHON) -m pytest -n 4 --dist loadfile --no-loadscope-reorder
 
 lint: install
 	ruff format --check .
