@@ -379,19 +379,21 @@ def timing_verdicts() -> Table:
 def timings(name: str) -> Table:
     """Return the claims of results/claims/NAME that are judged on scores of cuda_ext.pairs, with their GPU."""
     claims = read_json(f"results/claims/{name}/verdict.json")["claims"]
+    timed = [claim for claim in claims if claim["metric"].endswith(", ms")]
+    gpus = gpus_of(name) if timed else {}
     rows = []
-    for claim in (claim for claim in claims if claim["metric"].endswith(", ms")):
-        ratio, gpu = claim["ratio"], gpu_of(name, claim["metric"])
+    for claim in timed:
         cells = [claim["claim"], verdict(claim["verdict"]), f"`{claim['control']}`"]
-        rows.append([*cells, interval(ratio, 3, sign=False), f"{ratio['margin']:g}", gpu])
+        cells += [interval(claim["ratio"], 3, sign=False), f"{claim['ratio']['margin']:g}"]
+        rows.append([*cells, gpus[claim["metric"]]])
     return TIMING_COLUMNS, rows
 
 
-def gpu_of(name: str, metric: str) -> str:
-    """Return the GPU on which results/claims/NAME/scores.jsonl was measured: H200."""
-    lines = (ROOT / "results/claims" / name / "scores.jsonl").read_text(encoding="utf-8").splitlines()
-    of_metric = next(score for score in map(json.loads, lines) if score["metric"] == metric)
-    return str(of_metric["environment"]["gpu"].removeprefix("NVIDIA ").split()[0])
+def gpus_of(name: str) -> dict[str, str]:
+    """Return the GPU, such as H200, on which each metric of results/claims/NAME/scores.jsonl was measured."""
+    with open(ROOT / "results/claims" / name / "scores.jsonl", encoding="utf-8") as lines:
+        scores = [json.loads(line) for line in lines]
+    return {score["metric"]: score["environment"]["gpu"].removeprefix("NVIDIA ").split()[0] for score in scores}
 
 
 def command_claims(name: str) -> Table:
