@@ -1,4 +1,4 @@
-"""A claim file of examples/: run in another folder, and compared with its published verdict."""
+"""Published claims: a claim file that is run in another folder, and a verdict that is compared with its scores."""
 
 import json
 from pathlib import Path
@@ -16,10 +16,15 @@ def run_claim(claim: Path | str, folder: Path) -> dict[str, Any]:
     return json.loads(done.stdout)
 
 
+def check_scores(scores: Path) -> None:
+    """Check that the published verdict.json beside the scores agrees with them."""
+    done = run_reread("verify", scores.with_name("verdict.json"), scores)
+    assert done.returncode == 0 and "all values agree" in done.stdout, done.stderr
+
+
 def check_published(claim: Path, script: Path, evidence: Path) -> None:
     """Check that a published verdict.json agrees with its scores, and is of today's claim file and script."""
-    done = run_reread("verify", evidence / "verdict.json", evidence / "scores.csv")
-    assert done.returncode == 0 and "all values agree" in done.stdout, done.stderr
+    check_scores(evidence / "scores.csv")
     document, given = json.loads((evidence / "verdict.json").read_text()), read_arms_file(claim)
     for name, arm in given.resolved_arms().items():
         made = document["arms"][name]
