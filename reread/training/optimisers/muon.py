@@ -8,6 +8,7 @@ torch.optim.Muon takes matrices alone: here a convolution's kernel is a matrix a
 """
 
 import math
+from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated, Any
@@ -61,31 +62,38 @@ class Muon(torch.optim.AdamW):
         torch.optim.Optimizer.__setstate__(self, state)
 
     def _step_matrices(self, group: dict[str, Any]) -> None:
-        for parameter in group["params"]:
-            if parameter.grad is None:
-                continue
-            state = self.state[parameter]
-            if "mean" not in state:
-                state["mean"] = torch.zeros_like(parameter)
-            mean = state["mean"].lerp_(parameter.grad, 1 - group["momentum"])
-            update = orthogonal(parameter.grad.lerp(mean, group["momentum"]).flatten(1))
-            scale = MATCHES_ADAMW * math.sqrt(max(update.shape))
-            parameter.mul_(1 - group["lr"] * group["weight_decay"])
-            parameter.add_(update.view(parameter.shape), alpha=-group["lr"] * scale)
+        parameters = [parameter for parameter in group["params"] if parameter.grad is not None]
+        updates = []
+        for parameter in parameters:
+            mean = self.state[parameter].setdefault("mean", torch.zeros_like(parameter))
+            mean.lerp_(parameter.grad, 1 - group["momentum"])
+            updates.append(parameter.grad.lerp(mean, group["momentum"]).flatten(1))
+        torch._foreach_mul_(parameters, 1 - group["lr"] * group["weight_decay"])
+        # Matrices of one shape together: a small product takes as long as several.
+        by_shape: dict[torch.Size, list[int]] = defaultdict(list)
+        for place, parameter in enumerate(parameters):
+            by_shape[parameter.shape].append(place)
+        for shape, places in by_shape.items():
+            matrices = [updates[place] for place in places]
+            scale = MATCHES_ADAMW * math.sqrt(max(matrices[0].shape))
+            changes = orthogonal(torch.stack(matrices) if len(matrices) > 1 else matrices[0])
+            chosen = [parameters[place] for place in places]
+            torch._foreach_add_(chosen, [*changes.view(-1, *shape)], alpha=-group["lr"] * scale)
 
 
-def orthogonal(matrix: Tensor) -> Tensor:
-    """matrix float [R, C] -> nearly the nearest matrix whose singular values are all 1, in bfloat16's precision.
+def orthogonal(matrices: Tensor) -> Tensor:
+    """matrices float [R, C], or N of them [N, R, C] -> nearly the nearest ones whose singular values are all 1.
 
-    By Newton-Schulz iterations; see the source for why its singular values may lie between 0.7 and 1.2.
+    By Newton-Schulz iterations in bfloat16; see the source for why its singular values may lie between 0.7 and 1.2.
     """
-    tall = matrix.shape[0] > matrix.shape[1]
-    x = (matrix.T if tall else matrix).bfloat16()
-    x = x / x.norm().clamp(min=SMALLEST_NORM)
+    multiply_add = torch.addmm if matrices.ndim == 2 else torch.baddbmm
+    tall = matrices.shape[-2] > matrices.shape[-1]
+    x = (matrices.mT if tall else matrices).bfloat16()
+    x = x / x.norm(dim=(-2, -1), keepdim=True).clamp(min=SMALLEST_NORM)
     for _ in range(ITERATIONS):
-        gram = x @ x.T
-        x = torch.addmm(x, torch.addmm(gram, gram, gram, beta=B, alpha=C), x, beta=A)
-    return (x.T if tall else x).to(matrix.dtype).contiguous()
+        gram = x @ x.mT
+        x = multiply_add(x, multiply_add(gram, gram, gram, beta=B, alpha=C), x, beta=A)
+    return (x.mT if tall else x).to(matrices.dtype).contiguous()
 
 
 def build(groups: list[dict[str, Any]], learning_rate: float, settings: Settings) -> torch.optim.Optimizer:
