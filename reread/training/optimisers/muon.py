@@ -16,6 +16,7 @@ from typing import Annotated, Any
 import torch
 from torch import Tensor
 
+from cuda_ext.graphs import Graphs
 from reread.storage.settings import Range
 from reread.training.optimisers import decaying
 
@@ -43,6 +44,8 @@ class Settings:
 class Muon(torch.optim.AdamW):
     """Muon for groups with ``orthogonal``, AdamW for the others."""
 
+    _graphs: Graphs | None = None
+
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
         """Update the parameters that have a gradient; nothing is read from the device."""
@@ -63,22 +66,44 @@ class Muon(torch.optim.AdamW):
 
     def _step_matrices(self, group: dict[str, Any]) -> None:
         parameters = [parameter for parameter in group["params"] if parameter.grad is not None]
+        if not parameters:
+            return
         updates = []
         for parameter in parameters:
-            mean = self.state[parameter].setdefault("mean", torch.zeros_like(parameter))
-            mean.lerp_(parameter.grad, 1 - group["momentum"])
-            updates.append(parameter.grad.lerp(mean, group["momentum"]).flatten(1))
+            state = self.state[parameter]
+            if "mean" not in state:
+                state["mean"] = torch.zeros_like(parameter)
+            mean = state["mean"].lerp_(parameter.grad, 1 - group["momentum"])
+            updates.append(parameter.grad.lerp(mean, group["momentum"]))
+        directions = self._directions(parameters[0].device)(*updates)
         torch._foreach_mul_(parameters, 1 - group["lr"] * group["weight_decay"])
-        # Matrices of one shape together: a small product takes as long as several.
-        by_shape: dict[torch.Size, list[int]] = defaultdict(list)
-        for place, parameter in enumerate(parameters):
-            by_shape[parameter.shape].append(place)
-        for shape, places in by_shape.items():
-            matrices = [updates[place] for place in places]
-            scale = MATCHES_ADAMW * math.sqrt(max(matrices[0].shape))
-            changes = orthogonal(torch.stack(matrices) if len(matrices) > 1 else matrices[0])
-            chosen = [parameters[place] for place in places]
-            torch._foreach_add_(chosen, [*changes.view(-1, *shape)], alpha=-group["lr"] * scale)
+        torch._foreach_add_(parameters, directions, alpha=-group["lr"])
+
+    def _directions(self, device: torch.device) -> Callable[..., list[Tensor]]:
+        """Return ``directions``, on a GPU by a CUDA graph: its products are small and many."""
+        if device.type != "cuda":
+            return directions
+        if self._graphs is None:
+            self._graphs = Graphs(directions, "Muon's products", device)
+        return self._graphs
+
+
+def directions(*updates: Tensor) -> list[Tensor]:
+    """updates float [R, ...] -> of the same shapes: as matrices made orthogonal, and as large as AdamW's.
+
+    Those of one shape are multiplied together: a small product takes as long as several.
+    """
+    by_shape: dict[torch.Size, list[int]] = defaultdict(list)
+    for place, update in enumerate(updates):
+        by_shape[update.shape].append(place)
+    changed = [*updates]
+    for shape, places in by_shape.items():
+        matrices = [updates[place].flatten(1) for place in places]
+        scale = MATCHES_ADAMW * math.sqrt(max(matrices[0].shape))
+        scaled = scale * orthogonal(torch.stack(matrices) if len(matrices) > 1 else matrices[0])
+        for place, direction in zip(places, scaled.view(-1, *shape), strict=True):
+            changed[place] = direction
+    return changed
 
 
 def orthogonal(matrices: Tensor) -> Tensor:

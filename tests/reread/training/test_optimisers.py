@@ -9,7 +9,7 @@ from torch import nn
 from models.layers.embedding import WordEmbedding
 from models.layers.parameter_groups import parameter_groups
 from reread.training.optimisers import REGISTRY, make_optimiser, set_learning_rate
-from reread.training.optimisers.muon import orthogonal
+from reread.training.optimisers.muon import directions, orthogonal
 from reread.training.settings import Settings
 
 NAMES = REGISTRY.available()
@@ -203,3 +203,13 @@ def test_an_orthogonal_matrix_has_singular_values_near_one(shape):
     torch.manual_seed(1)
     singular = torch.linalg.svdvals(orthogonal(torch.randn(shape)))
     assert singular.min() > 0.6 and singular.max() < 1.3
+
+
+def test_updates_of_one_shape_are_orthogonal_together_as_each_alone():
+    torch.manual_seed(2)
+    updates = [torch.randn(shape) for shape in [(4, 6), (8, 2, 3, 3), (4, 6), (5, 3), (8, 2, 3, 3)]]
+    for update, together in zip(updates, directions(*updates), strict=True):
+        (alone,) = directions(update)
+        assert together.shape == update.shape
+        # Two bfloat16 products may be rounded differently.
+        torch.testing.assert_close(together, alone, rtol=0.02, atol=0.02)
