@@ -8,9 +8,8 @@ python -m benchmarks.speed_record 94 --prepared prepared/KEY --network '{"activa
 
 The clock runs from the prepared arrays on disk to the accuracy: it counts the weights' drawing, the copy of all images
 to the GPU, the whitening, training on all 50,000 training images, and the prediction of the 10,000 test images. It does
-not count opening and checking the arrays, and one warm-up before the first seed, a whole run of one epoch: CUDA starts,
-cuDNN chooses its algorithms, and the step's CUDA graphs are captured. Those of image sizes that come in later epochs
-alone are captured in the first seed, and counted.
+not count opening and checking the arrays, and one warm-up before the first seed, a whole run: CUDA starts, cuDNN
+chooses its algorithms, and CUDA graphs are captured.
 
 Training is by the same Batches, Step, Schedule and Lookahead as reread/training/loop.py, without its validation and
 checkpoints. Nothing is chosen by test images: a recipe has a fixed number of epochs, and its settings were chosen on
@@ -156,21 +155,21 @@ class Runs:
     def drawn(self) -> torch.nn.Module:
         return models.build(self.recipe.model, self.recipe.network, self.prepared.description)
 
-    def run(self, seed: int, rows: np.ndarray, held_out: np.ndarray, epochs: int) -> Timed:
-        """Train on ``rows`` from the weights of ``seed`` for the first ``epochs``, and predict ``held_out``."""
+    def run(self, seed: int, rows: np.ndarray, held_out: np.ndarray) -> Timed:
+        """Train on ``rows`` from the weights of ``seed``, and predict ``held_out``."""
         settings, prepared, device = self.settings, self.prepared, self.device
         times = [synchronised(device)]
         seed_epoch(seed, epoch=0)
         # In place, where the graphs have them.
         self.network.load_state_dict(self.drawn().state_dict())
         begin(self.network, prepared)
-        self.step.optimiser = make_optimiser(self.network, settings)
+        self.step.optimiser.state.clear()
         self.step.scaler.load_state_dict(self.first_scale)
         times.append(synchronised(device))
         batches = Batches(prepared, rows, device, settings.batch_size, seed, augmentation=settings.augmentation)
         predictor = Predictor(prepared, held_out, device, half=self.step.half if settings.amp_validation else None)
         times.append(synchronised(device))
-        average = self.train(batches, seed, epochs)
+        average = self.train(batches, seed)
         times.append(synchronised(device))
         logits = predictor(average.network)
         accuracy = float((logits.argmax(axis=1) == prepared.labels[held_out]).mean())
@@ -179,14 +178,13 @@ class Runs:
         seconds = {name: end - start for name, start, end in parts}
         return Timed(seed, accuracy, self.loss, seconds | {"whole": times[-1] - times[0]})
 
-    def train(self, batches: Batches, seed: int, epochs: int) -> Average:
-        """The first ``epochs`` of reread/training/loop.py, without validation and checkpoints; return the averaged
-        network."""
+    def train(self, batches: Batches, seed: int) -> Average:
+        """Train as reread/training/loop.py, without validation and checkpoints; return the averaged network."""
         settings = self.settings
         schedule = Schedule(settings.schedule, settings.learning_rate, settings.max_epochs)
         lookahead = Lookahead(self.network, settings.lookahead_decay, len(batches), settings.max_epochs)
         average = Average(self.network, settings.ema_decay)
-        for epoch in range(1, epochs + 1):
+        for epoch in range(1, settings.max_epochs + 1):
             seed_epoch(seed, epoch)
             self.network.train()
             recent: deque[tuple[torch.Tensor, ...]] = deque(maxlen=average.batches)
@@ -216,11 +214,11 @@ def measure(
     held_out = prepared.rows("validation" if validation else "test")
     runs = Runs(recipe, settings, prepared, device)
     start = synchronised(device)
-    runs.run(seeds[0], rows, held_out, epochs=1)
+    runs.run(seeds[0], rows, held_out)
     warm_up = synchronised(device) - start
     finished = []
     for seed in seeds:
-        finished.append(runs.run(seed, rows, held_out, settings.max_epochs))
+        finished.append(runs.run(seed, rows, held_out))
         run = finished[-1]
         print(f"seed {run.seed}: {run.accuracy:.4f} in {run.seconds['whole']:.3f} s", flush=True)
     accuracy = mean_interval([run.accuracy for run in finished])
