@@ -393,7 +393,12 @@ def gpus_of(name: str) -> dict[str, str]:
     """Return the GPU, such as H200, on which each metric of results/claims/NAME/scores.jsonl was measured."""
     with open(ROOT / "results/claims" / name / "scores.jsonl", encoding="utf-8") as lines:
         scores = [json.loads(line) for line in lines]
-    return {score["metric"]: score["environment"]["gpu"].removeprefix("NVIDIA ").split()[0] for score in scores}
+    return {score["metric"]: gpu_of(score) for score in scores}
+
+
+def gpu_of(measured: dict[str, Any]) -> str:
+    """Return the short name of the GPU that figures were measured on: H100."""
+    return measured["environment"]["gpu"].removeprefix("NVIDIA ").split()[0]
 
 
 def command_claims(name: str) -> Table:
@@ -1008,14 +1013,19 @@ def gpu_seconds() -> Table:
 
 
 def speed_records() -> Table:
+    """Return the recipes for 94 and 96 %, each with the mean of its seeds."""
     rows = []
-    for name in ("94", "96"):
-        record = read_json(f"benchmarks/results/2026-11-22-nvidia-h200-speed-{name}.json")
+    for file in Path("benchmarks/results").glob("*-speed-9[46]*.json"):
+        record = read_json(file)
+        # The files of peers have no recipe of their own.
+        if "recipe" not in record:
+            continue
         accuracy = {key: 100 * value for key, value in record["accuracy"].items()}
         rows.append(
             [
-                f"{name} %",
+                f"{record['recipe']} %",
                 f"{record['parameters'] / 1e6:.1f} million",
+                {"sgd": "momentum", "muon": "Muon"}[record["training"]["optimizer"]["name"]],
                 str(record["training"]["max_epochs"]),
                 f"{interval(accuracy, 2, sign=False)} %",
                 str(record["n"]),
@@ -1023,7 +1033,8 @@ def speed_records() -> Table:
                 f"{record['slowest_seconds']:.2f}",
             ]
         )
-    return ["goal", "parameters", "epochs", "test accuracy", "seeds", "seconds", "slowest seed"], rows
+    headings = ["goal", "parameters", "optimizer", "epochs", "test accuracy", "seeds", "seconds", "slowest seed"]
+    return headings, sorted(rows, key=lambda row: (row[0], float(row[-2])))
 
 
 def speed_peers() -> Table:
@@ -1031,12 +1042,14 @@ def speed_peers() -> Table:
     from reread.verdicts.statistics import mean_interval
 
     rows = []
-    for recipe in read_json("benchmarks/results/2026-11-28-nvidia-h100-speed-94-peers.json")["recipes"]:
-        name = f"[{recipe['name']}]({recipe['source']})" if "source" in recipe else recipe["name"]
-        accuracy = interval(asdict(mean_interval([100 * share for share in recipe["accuracies"]])), 2, sign=False)
-        seconds = interval(asdict(mean_interval(recipe["seconds"])), 2, sign=False)
-        rows.append([name, f"{accuracy} %", seconds, str(len(recipe["seconds"]))])
-    return ["recipe", "test accuracy", "seconds", "runs"], rows
+    for file in sorted(Path("benchmarks/results").glob("*-speed-94-peers.json")):
+        measured = read_json(file)
+        for recipe in measured["recipes"]:
+            name = f"[{recipe['name']}]({recipe['source']})" if "source" in recipe else recipe["name"]
+            accuracy = interval(asdict(mean_interval([100 * share for share in recipe["accuracies"]])), 2, sign=False)
+            seconds = interval(asdict(mean_interval(recipe["seconds"])), 2, sign=False)
+            rows.append([gpu_of(measured), name, f"{accuracy} %", seconds, str(len(recipe["seconds"]))])
+    return ["GPU", "recipe", "test accuracy", "seconds", "runs"], rows
 
 
 def memory() -> Table:
