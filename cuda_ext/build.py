@@ -57,42 +57,50 @@ def main() -> None:
     print(f"built {library}")
 
 
-def build(output: Path = BUILT, gpus: Sequence[Architecture] = ARCHITECTURES) -> Path:
+def build(output: Path = BUILT, gpus: Sequence[Architecture] = ARCHITECTURES, wheel: Path | None = None) -> Path:
     """Compile what changed, link, and publish library.json in ``output``. Returns the library's path.
 
+    wheel: another folder, which gets a wheel's library: the same without what only tests call (common/).
     KernelError says in one line what is missing (nvcc, a compiler) or does not fit, and the command that fixes it.
     """
     nvcc = find_nvcc()
     release = check_nvcc(nvcc)
     output.mkdir(parents=True, exist_ok=True)
+    about = {
+        "sources": source_key(),
+        "nvcc": ".".join(map(str, release)),
+        "torch_target": TORCH_TARGET,
+        "architectures": capabilities(gpus),
+        "ptx": list(ptx_of(gpus)),
+    }
     with open(output / "lock", "w", encoding="utf-8") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         objects = compile_sources(nvcc, output / "objects", gpus)
-        key = source_key()
-        library = output / f"cuda_ext-{key}.so"
-        descriptor, temporary = tempfile.mkstemp(dir=output, suffix=".so")
-        os.close(descriptor)
-        try:
-            run([nvcc, "-shared", "-o", temporary, *map(str, objects), *link_flags()])
-            os.chmod(temporary, 0o755)
-            os.replace(temporary, library)
-        finally:
-            Path(temporary).unlink(missing_ok=True)
-        # Written last, by rename: a reader sees the old library or the new one.
-        about = {
-            "file": library.name,
-            "sources": key,
-            "nvcc": ".".join(map(str, release)),
-            "torch_target": TORCH_TARGET,
-            "architectures": capabilities(gpus),
-            "ptx": list(ptx_of(gpus)),
-        }
-        written = output / "library.json.new"
-        written.write_text(json.dumps(about, indent=2, sort_keys=True) + "\n", encoding="utf-8")
-        os.replace(written, output / "library.json")
-        for old in output.glob("cuda_ext-*.so"):
-            if old != library:
-                old.unlink()
+        if wheel:
+            operations = [object_ for source, object_ in objects.items() if source.parent.name != "common"]
+            publish(wheel, nvcc, operations, about)
+        return publish(output, nvcc, list(objects.values()), about)
+
+
+def publish(output: Path, nvcc: str, objects: Sequence[Path], about: dict[str, Any]) -> Path:
+    """Link the objects to a library in ``output``, with its library.json, and remove older ones. Returns its path."""
+    library = output / f"cuda_ext-{about['sources']}.so"
+    descriptor, temporary = tempfile.mkstemp(dir=output, suffix=".so")
+    os.close(descriptor)
+    try:
+        run([nvcc, "-shared", "-o", temporary, *map(str, objects), *link_flags()])
+        os.chmod(temporary, 0o755)
+        os.replace(temporary, library)
+    finally:
+        Path(temporary).unlink(missing_ok=True)
+    # Written last, by rename: a reader sees the old library or the new one.
+    written = output / "library.json.new"
+    text = json.dumps({"file": library.name} | about, indent=2, sort_keys=True)
+    written.write_text(text + "\n", encoding="utf-8")
+    os.replace(written, output / "library.json")
+    for old in output.glob("cuda_ext-*.so"):
+        if old != library:
+            old.unlink()
     return library
 
 
@@ -191,8 +199,11 @@ def check_nvcc(nvcc: str) -> tuple[int, int]:
     return release
 
 
-def compile_sources(nvcc: str, folder: Path, gpus: Sequence[Architecture]) -> list[Path]:
-    """Compile each kernel into an object in ``folder``: by ninja, which leaves out what is up to date, else by nvcc."""
+def compile_sources(nvcc: str, folder: Path, gpus: Sequence[Architecture]) -> dict[Path, Path]:
+    """Compile each kernel into an object in ``folder``: by ninja, which leaves out what is up to date, else by nvcc.
+
+    Returns the objects by their sources.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     objects = {source: folder / f"{source.stem}.o" for source in kernel_sources()}
     flags = compile_flags(gpus=gpus)
@@ -200,7 +211,7 @@ def compile_sources(nvcc: str, folder: Path, gpus: Sequence[Architecture]) -> li
     if ninja is None:
         with ThreadPoolExecutor(os.cpu_count()) as pool:
             list(pool.map(lambda pair: run([nvcc, "-c", str(pair[0]), "-o", str(pair[1]), *flags]), objects.items()))
-        return list(objects.values())
+        return objects
 
     def escaped(text: object) -> str:
         return re.sub(r"([$ :])", r"$\1", str(text))
@@ -215,7 +226,7 @@ def compile_sources(nvcc: str, folder: Path, gpus: Sequence[Architecture]) -> li
     ]
     (folder / "build.ninja").write_text("\n".join(lines) + "\n", encoding="utf-8")
     run([ninja, "-C", str(folder), "--quiet"])
-    return list(objects.values())
+    return objects
 
 
 def run(arguments: list[str]) -> str:

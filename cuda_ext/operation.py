@@ -8,7 +8,7 @@ from torch import Tensor
 
 FLOATS = (torch.float64, torch.float32)
 # The library keeps what it registers for as long as it lives.
-_library = torch.library.Library("cuda_ext", "FRAGMENT")
+_library = torch.library.Library("reread_kernels", "FRAGMENT")
 
 
 def define(
@@ -20,7 +20,7 @@ def define(
     setup_context: Callable[..., None] | None = None,
     autocast: Callable[..., Any] | None = None,
 ) -> None:
-    """Define ``torch.ops.cuda_ext.NAME`` by its schema, ``NAME(Tensor x, ...) -> Tensor``.
+    """Define ``torch.ops.reread_kernels.NAME`` by its schema, ``NAME(Tensor x, ...) -> Tensor``.
 
     run: what it does, on either device: checks, then the kernel or its reference.
     shape: the fake kernel: empty tensors of the result's shape, dtype and strides, from fake ones.
@@ -34,9 +34,9 @@ def define(
         _library.impl(name, run, device)
         if autocast is not None:
             _library.impl(name, _off_for(device.lower(), autocast), f"Autocast{device}")
-    torch.library.register_fake(f"cuda_ext::{name}", shape, lib=_library)
+    torch.library.register_fake(f"reread_kernels::{name}", shape, lib=_library)
     if backward is not None:
-        torch.library.register_autograd(f"cuda_ext::{name}", backward, setup_context=setup_context, lib=_library)
+        torch.library.register_autograd(f"reread_kernels::{name}", backward, setup_context=setup_context, lib=_library)
 
 
 def refuse_mixed(name: str, what: str, tensors: Sequence[Tensor]) -> None:

@@ -58,7 +58,7 @@ def adamw(
     (tensor([0.0500, 0.0000]), tensor(1.))
     """
     if parameters:
-        torch.ops.cuda_ext.adamw(
+        torch.ops.reread_kernels.adamw(
             parameters, gradients, means, squares, steps, rates, weight_decays,
             *betas, epsilon, norm, largest_norm, scale, overflow,
         )  # fmt: skip

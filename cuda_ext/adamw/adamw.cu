@@ -193,13 +193,13 @@ void adamw(std::vector<Tensor> parameters, std::vector<Tensor> gradients, std::v
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(cuda_ext_kernels, m) {
+STABLE_TORCH_LIBRARY_FRAGMENT(reread_kernels_compiled, m) {
   m.def(
       "adamw(Tensor(a!)[] parameters, Tensor(b!)[] gradients, Tensor(c!)[] means, Tensor(d!)[] squares, "
       "Tensor(e!)[] steps, float[] rates, float[] weight_decays, float beta1, float beta2, float epsilon, "
       "Tensor? norm, float largest_norm, Tensor? scale, Tensor? overflow) -> ()");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(cuda_ext_kernels, CUDA, m) {
+STABLE_TORCH_LIBRARY_IMPL(reread_kernels_compiled, CUDA, m) {
   m.impl("adamw", TORCH_BOX(&adamw));
 }

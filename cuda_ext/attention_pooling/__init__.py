@@ -53,7 +53,7 @@ def attention_pooling(
     tensor([[0.3333, 0.3333, 0.3333],
             [1.0000, 0.0000, 0.0000]])
     """
-    pooled, weights, _ = torch.ops.cuda_ext.attention_pooling(states, lengths, False, weight, bias, context)
+    pooled, weights, _ = torch.ops.reread_kernels.attention_pooling(states, lengths, False, weight, bias, context)
     return pooled, weights
 
 
@@ -75,7 +75,7 @@ def attention_pooling_ragged(
     >>> weights
     tensor([0.2500, 0.2500, 0.2500, 0.2500, 0.5000, 0.5000])
     """
-    pooled, weights, _ = torch.ops.cuda_ext.attention_pooling(states, offsets, True, weight, bias, context)
+    pooled, weights, _ = torch.ops.reread_kernels.attention_pooling(states, offsets, True, weight, bias, context)
     return pooled, weights
 
 
@@ -271,7 +271,7 @@ def _backward(ctx: Any, gradient: Tensor | None, weights_gradient: Tensor | None
     states, bounds, weight, bias, context, pooled, weights, index = ctx.saved_tensors
     if gradient is None:
         gradient = torch.zeros_like(pooled)
-    of_states, of_weight, of_bias, of_context = torch.ops.cuda_ext.attention_pooling_backward(
+    of_states, of_weight, of_bias, of_context = torch.ops.reread_kernels.attention_pooling_backward(
         gradient, weights_gradient, states, bounds, ctx.ragged, weight, bias, context, pooled, weights, index
     )
     return of_states, None, None, of_weight, of_bias, of_context
@@ -318,7 +318,7 @@ def _cast(
     """Autocast: states as a linear layer casts them; the kernels round float32 parameters themselves."""
     (states,) = in_autocast(device, states)
     parameters = parameters_in_autocast(states, weight, bias, context)
-    return torch.ops.cuda_ext.attention_pooling(states, bounds, ragged, *parameters)
+    return torch.ops.reread_kernels.attention_pooling(states, bounds, ragged, *parameters)
 
 
 define(

@@ -223,7 +223,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> attention_pooling_backward(Tensor gra
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(cuda_ext_kernels, m) {
+STABLE_TORCH_LIBRARY_FRAGMENT(reread_kernels_compiled, m) {
   m.def(
       "attention_pooling(Tensor states, Tensor bounds, bool ragged, Tensor weight, Tensor bias, Tensor context) -> "
       "(Tensor, Tensor, Tensor)");
@@ -233,7 +233,7 @@ STABLE_TORCH_LIBRARY_FRAGMENT(cuda_ext_kernels, m) {
       "(Tensor, Tensor, Tensor, Tensor)");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(cuda_ext_kernels, CUDA, m) {
+STABLE_TORCH_LIBRARY_IMPL(reread_kernels_compiled, CUDA, m) {
   m.impl("attention_pooling", TORCH_BOX(&attention_pooling));
   m.impl("attention_pooling_backward", TORCH_BOX(&attention_pooling_backward));
 }

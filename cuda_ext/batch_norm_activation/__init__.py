@@ -87,12 +87,12 @@ def normalise(
     mean, variance, weight, bias = (_computed(x, tensor) for tensor in (mean, variance, weight, bias))
     beta = None if beta is None else _computed(x, beta)
     arguments = (weight, bias, mean, variance, beta, activation, epsilon, training, pooled)
-    return torch.ops.cuda_ext.batch_norm_activation(x, *arguments)
+    return torch.ops.reread_kernels.batch_norm_activation(x, *arguments)
 
 
 def batch_statistics(x: Tensor) -> tuple[Tensor, Tensor]:
     """Mean and biased variance [C] of each channel of x [N, C, ...], in float32 (float64 of float64); no gradient."""
-    return torch.ops.cuda_ext.batch_statistics(x.detach())
+    return torch.ops.reread_kernels.batch_statistics(x.detach())
 
 
 @torch.no_grad()
@@ -439,7 +439,7 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
 def _differentiate(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
     if torch.is_grad_enabled():
         raise RuntimeError("batch_norm_activation has no second derivative: leave out create_graph")
-    dx, to_weight, to_bias, to_beta = torch.ops.cuda_ext.batch_norm_activation_backward(
+    dx, to_weight, to_bias, to_beta = torch.ops.reread_kernels.batch_norm_activation_backward(
         dy, *ctx.saved_tensors, *ctx.options
     )
     to_beta = None if ctx.saved_tensors[5] is None else to_beta.reshape(())

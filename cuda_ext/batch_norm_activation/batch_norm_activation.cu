@@ -282,7 +282,7 @@ Tensor centred_gradient(Tensor gradient, Tensor x, Tensor mean, Tensor slope, Te
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(cuda_ext_kernels, m) {
+STABLE_TORCH_LIBRARY_FRAGMENT(reread_kernels_compiled, m) {
   m.def("batch_statistics(Tensor x) -> (Tensor, Tensor)");
   m.def("copy_with_statistics(Tensor x, Tensor(a!) y, Tensor(b!) mean, Tensor(c!) variance) -> ()");
   m.def(
@@ -299,7 +299,7 @@ STABLE_TORCH_LIBRARY_FRAGMENT(cuda_ext_kernels, m) {
   m.def("centred_gradient(Tensor gradient, Tensor x, Tensor mean, Tensor slope, Tensor offset, int columns) -> Tensor");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(cuda_ext_kernels, CUDA, m) {
+STABLE_TORCH_LIBRARY_IMPL(reread_kernels_compiled, CUDA, m) {
   m.impl("batch_statistics", TORCH_BOX(&batch_statistics));
   m.impl("copy_with_statistics", TORCH_BOX(&copy_with_statistics));
   m.impl("batch_norm_activation", TORCH_BOX(&batch_norm_activation));

@@ -10,12 +10,12 @@ bool has_hopper_code() { return cuda_ext::has_hopper_code(); }
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(cuda_ext_kernels, m) {
+STABLE_TORCH_LIBRARY_FRAGMENT(reread_kernels_compiled, m) {
   m.def("limit_shared_memory(int bytes) -> ()");
   m.def("has_hopper_code() -> bool");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(cuda_ext_kernels, CompositeExplicitAutograd, m) {
+STABLE_TORCH_LIBRARY_IMPL(reread_kernels_compiled, CompositeExplicitAutograd, m) {
   m.impl("limit_shared_memory", TORCH_BOX(&limit_shared_memory));
   m.impl("has_hopper_code", TORCH_BOX(&has_hopper_code));
 }

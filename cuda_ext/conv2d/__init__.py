@@ -61,7 +61,7 @@ def conv2d(images: Tensor, weight: Tensor, padding: str = "zeros", kernel: str =
              [1., 2., 3., 2.],
              [0., 1., 2., 2.]]])
     """
-    return torch.ops.cuda_ext.conv2d(images, weight, padding, kernel)
+    return torch.ops.reread_kernels.conv2d(images, weight, padding, kernel)
 
 
 def reference(images: Tensor, weight: Tensor, padding: str) -> Tensor:
@@ -184,7 +184,7 @@ def _backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor | None,
     to_images = _images_gradient(gradient, weight, ctx.padding) if ctx.needs_input_grad[0] else None
     to_weight = None
     if ctx.needs_input_grad[1]:
-        to_weight = torch.ops.cuda_ext.conv2d_filter_gradient(images, gradient, weight.shape[-1], ctx.padding)
+        to_weight = torch.ops.reread_kernels.conv2d_filter_gradient(images, gradient, weight.shape[-1], ctx.padding)
         to_weight = to_weight.reshape(weight.shape)
     return to_images, to_weight, None, None
 
@@ -193,9 +193,9 @@ def _images_gradient(gradient: Tensor, weight: Tensor, padding: str) -> Tensor:
     """The convolution with the flipped filter; what it gives outside the image goes where the padding came from."""
     flipped = weight.flip(-1, -2)
     if padding == "zeros":
-        return torch.ops.cuda_ext.conv2d(gradient, flipped, "zeros", "auto")
+        return torch.ops.reread_kernels.conv2d(gradient, flipped, "zeros", "auto")
     margin = weight.shape[-1] // 2
-    wide = torch.ops.cuda_ext.conv2d(F.pad(gradient, (margin,) * 4), flipped, "zeros", "auto")
+    wide = torch.ops.reread_kernels.conv2d(F.pad(gradient, (margin,) * 4), flipped, "zeros", "auto")
     return _fold(_fold(wide, -1, margin, padding), -2, margin, padding)
 
 
@@ -237,13 +237,13 @@ def _filter_gradient_backward(ctx: Any, change: Tensor) -> tuple[Tensor | None, 
     to_images = _images_gradient(gradient, change, ctx.padding) if ctx.needs_input_grad[0] else None
     to_gradient = None
     if ctx.needs_input_grad[1]:
-        to_gradient = torch.ops.cuda_ext.conv2d(images, change, ctx.padding, "auto")
+        to_gradient = torch.ops.reread_kernels.conv2d(images, change, ctx.padding, "auto")
     return to_images, to_gradient, None, None
 
 
 def _cast(device: str, images: Tensor, weight: Tensor, padding: str, kernel: str) -> Tensor:
     """Autocast: to its dtype, as for PyTorch's own convolutions; float64 stays."""
-    return torch.ops.cuda_ext.conv2d(*in_autocast(device, images, weight), padding, kernel)
+    return torch.ops.reread_kernels.conv2d(*in_autocast(device, images, weight), padding, kernel)
 
 
 define(

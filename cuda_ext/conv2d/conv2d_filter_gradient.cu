@@ -155,10 +155,10 @@ Tensor conv2d_filter_gradient(Tensor images, Tensor gradient, int64_t size, int6
 }  // namespace
 }  // namespace cuda_ext::conv2d
 
-STABLE_TORCH_LIBRARY_FRAGMENT(cuda_ext_kernels, m) {
+STABLE_TORCH_LIBRARY_FRAGMENT(reread_kernels_compiled, m) {
   m.def("conv2d_filter_gradient(Tensor images, Tensor gradient, int size, int padding) -> Tensor");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(cuda_ext_kernels, CUDA, m) {
+STABLE_TORCH_LIBRARY_IMPL(reread_kernels_compiled, CUDA, m) {
   m.impl("conv2d_filter_gradient", TORCH_BOX(&cuda_ext::conv2d::conv2d_filter_gradient));
 }

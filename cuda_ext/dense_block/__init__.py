@@ -70,7 +70,7 @@ def dense_block(
     """
     # Before torch 2.13 the tracing of torch.compile calls itself an export too: pytorch/pytorch#176347.
     exports = torch.compiler.is_exporting() and not torch.compiler.is_dynamo_compiling()
-    y, *batch = torch.ops.cuda_ext.dense_block(
+    y, *batch = torch.ops.reread_kernels.dense_block(
         x, halves.weights, halves.biases, halves.betas, halves.kernels, halves.running_means,
         halves.running_variances, activation, epsilon, training, torch.is_grad_enabled() and not exports,
     )  # fmt: skip
@@ -262,7 +262,7 @@ def _differentiate(ctx: Any, above: list[Tensor | None]) -> tuple[Any, ...]:
     for count in ctx.counts:
         lists.append(None if count is None else saved[:count])
         saved = saved[count or 0 :]
-    dx, *gradients = torch.ops.cuda_ext.dense_block_backward(
+    dx, *gradients = torch.ops.reread_kernels.dense_block_backward(
         above[0], y, *lists, ctx.inputs, ctx.activation, ctx.epsilon, ctx.training
     )
     count = len(lists[2])
@@ -474,7 +474,7 @@ def _check(x: Tensor, halves: Halves, activation: str) -> None:
 def _cast(device: str, x: Tensor, *given: Any) -> list[Tensor]:
     """Autocast: x takes its dtype; the parameters are cast where they are used."""
     (x,) = in_autocast(device, x)
-    return torch.ops.cuda_ext.dense_block(x, *given)
+    return torch.ops.reread_kernels.dense_block(x, *given)
 
 
 _PARAMETERS = "Tensor[] weights, Tensor[] biases, Tensor[]? betas, Tensor[] kernels"

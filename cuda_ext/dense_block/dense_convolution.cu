@@ -208,7 +208,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> dense_convolu
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(cuda_ext_kernels, m) {
+STABLE_TORCH_LIBRARY_FRAGMENT(reread_kernels_compiled, m) {
   m.def(
       "dense_convolution(Tensor x, Tensor filters, Tensor weight, Tensor bias, Tensor mean, Tensor variance, "
       "Tensor? beta, int activation, float epsilon, int height, int width, Tensor(a!) y, Tensor(b!) mean_of_y, "
@@ -219,7 +219,7 @@ STABLE_TORCH_LIBRARY_FRAGMENT(cuda_ext_kernels, m) {
       "-> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(cuda_ext_kernels, CUDA, m) {
+STABLE_TORCH_LIBRARY_IMPL(reread_kernels_compiled, CUDA, m) {
   m.impl("dense_convolution", TORCH_BOX(&dense_convolution));
   m.impl("dense_convolution_backward", TORCH_BOX(&dense_convolution_backward));
 }

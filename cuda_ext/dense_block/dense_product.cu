@@ -255,12 +255,12 @@ std::tuple<Tensor, Tensor, Tensor> dense_product(Tensor x, Tensor w, Tensor weig
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(cuda_ext_kernels, m) {
+STABLE_TORCH_LIBRARY_FRAGMENT(reread_kernels_compiled, m) {
   m.def(
       "dense_product(Tensor x, Tensor w, Tensor weight, Tensor bias, Tensor mean, Tensor variance, "
       "Tensor? beta, int activation, float epsilon, bool statistics) -> (Tensor, Tensor, Tensor)");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(cuda_ext_kernels, CUDA, m) {
+STABLE_TORCH_LIBRARY_IMPL(reread_kernels_compiled, CUDA, m) {
   m.impl("dense_product", TORCH_BOX(&dense_product));
 }

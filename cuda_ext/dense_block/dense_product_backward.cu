@@ -335,7 +335,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> dense_product_backward(
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(cuda_ext_kernels, m) {
+STABLE_TORCH_LIBRARY_FRAGMENT(reread_kernels_compiled, m) {
   m.def(
       "dense_product_backward(Tensor dy, Tensor? y, Tensor? y_mean, Tensor? y_slope, Tensor? y_offset, Tensor w, "
       "Tensor x, Tensor weight, Tensor bias, Tensor mean, Tensor variance, Tensor? beta, int activation, "
@@ -343,6 +343,6 @@ STABLE_TORCH_LIBRARY_FRAGMENT(cuda_ext_kernels, m) {
       "-> (Tensor, Tensor, Tensor, Tensor)");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(cuda_ext_kernels, CUDA, m) {
+STABLE_TORCH_LIBRARY_IMPL(reread_kernels_compiled, CUDA, m) {
   m.impl("dense_product_backward", TORCH_BOX(&dense_product_backward));
 }

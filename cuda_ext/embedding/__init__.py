@@ -44,7 +44,7 @@ def embedding(table: Tensor, tokens: Tensor, padding: int | None = None) -> Tens
     tensor([[0., 0.],
             [2., 2.]])
     """
-    return torch.ops.cuda_ext.embedding(table, tokens, NONE if padding is None else padding, table.dtype)
+    return torch.ops.reread_kernels.embedding(table, tokens, NONE if padding is None else padding, table.dtype)
 
 
 def reference(table: Tensor, tokens: Tensor, dtype: torch.dtype) -> Tensor:
@@ -94,7 +94,7 @@ def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
 
 def _backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:
     (tokens,) = ctx.saved_tensors
-    of_table = torch.ops.cuda_ext.embedding_gradient(gradient, tokens, ctx.rows, ctx.padding, ctx.dtype)
+    of_table = torch.ops.reread_kernels.embedding_gradient(gradient, tokens, ctx.rows, ctx.padding, ctx.dtype)
     return of_table, None, None, None
 
 
@@ -123,13 +123,13 @@ def _second(ctx: Any, of_table: Tensor) -> tuple[Tensor, None, None, None, None]
     (tokens,) = ctx.saved_tensors
     if ctx.padding != NONE:
         of_table = of_table.index_fill(0, tokens.new_tensor([ctx.padding]), 0)
-    return torch.ops.cuda_ext.embedding(of_table, tokens, NONE, ctx.dtype), None, None, None, None
+    return torch.ops.reread_kernels.embedding(of_table, tokens, NONE, ctx.dtype), None, None, None, None
 
 
 def _cast(device: str, table: Tensor, tokens: Tensor, padding: int, dtype: torch.dtype) -> Tensor:
     """Autocast: a float32 table gives rows in autocast's dtype."""
     wanted = torch.get_autocast_dtype(device) if table.dtype == torch.float32 else dtype
-    return torch.ops.cuda_ext.embedding(table, tokens, padding, wanted)
+    return torch.ops.reread_kernels.embedding(table, tokens, padding, wanted)
 
 
 define(

@@ -80,7 +80,7 @@ def exercise() -> None:
                 table = torch.randn(rows, width, device="cuda", dtype=table_dtype, requires_grad=True)
                 tokens = words(count, rows, index)
                 gradient = torch.randn(count, width, device="cuda", dtype=dtype)
-                y = torch.ops.cuda_ext.embedding(table, tokens, 0, dtype)
+                y = torch.ops.reread_kernels.embedding(table, tokens, 0, dtype)
                 # On the CPU: the sanitizer would watch PyTorch's kernels too.
                 wide = table.detach().double().cpu().requires_grad_()
                 exact = functional.embedding(tokens.cpu(), wide, padding_idx=0)

@@ -281,12 +281,12 @@ void embedding_gradient(Tensor gradient, Tensor tokens, int64_t padding, Tensor 
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(cuda_ext_kernels, m) {
+STABLE_TORCH_LIBRARY_FRAGMENT(reread_kernels_compiled, m) {
   m.def("embedding(Tensor table, Tensor tokens, Tensor(a!) y) -> ()");
   m.def("embedding_gradient(Tensor gradient, Tensor tokens, int padding, Tensor(a!) of_table) -> ()");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(cuda_ext_kernels, CUDA, m) {
+STABLE_TORCH_LIBRARY_IMPL(reread_kernels_compiled, CUDA, m) {
   m.impl("embedding", TORCH_BOX(&embedding));
   m.impl("embedding_gradient", TORCH_BOX(&embedding_gradient));
 }

@@ -41,7 +41,7 @@ def finite_differences(f: Tensor, axis: str = "x", spacing: float = 1.0, kernel:
     tensor([[[ 1.5238,  0.0000, -1.5238,  0.0000,  1.5238,  0.0000, -1.5238,
                0.0000]]])
     """
-    return torch.ops.cuda_ext.finite_differences(f, axis, spacing, kernel)
+    return torch.ops.reread_kernels.finite_differences(f, axis, spacing, kernel)
 
 
 def reference(f: Tensor, axis: str, spacing: float) -> Tensor:
@@ -93,7 +93,7 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
 
 def _backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:
     """A central difference on a periodic grid is antisymmetric: its transpose is that of the axis turned round."""
-    return torch.ops.cuda_ext.finite_differences(gradient, ctx.axis, -ctx.spacing, ctx.kernel), None, None, None
+    return torch.ops.reread_kernels.finite_differences(gradient, ctx.axis, -ctx.spacing, ctx.kernel), None, None, None
 
 
 define(

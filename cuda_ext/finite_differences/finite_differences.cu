@@ -187,10 +187,10 @@ Tensor finite_differences(Tensor f, int64_t axis, double spacing, int64_t kernel
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(cuda_ext_kernels, m) {
+STABLE_TORCH_LIBRARY_FRAGMENT(reread_kernels_compiled, m) {
   m.def("finite_differences(Tensor f, int axis, float spacing, int kernel) -> Tensor");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(cuda_ext_kernels, CUDA, m) {
+STABLE_TORCH_LIBRARY_IMPL(reread_kernels_compiled, CUDA, m) {
   m.impl("finite_differences", TORCH_BOX(&finite_differences));
 }

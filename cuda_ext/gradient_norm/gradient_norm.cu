@@ -95,10 +95,10 @@ Tensor gradient_norm(std::vector<Tensor> tensors) {
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(cuda_ext_kernels, m) {
+STABLE_TORCH_LIBRARY_FRAGMENT(reread_kernels_compiled, m) {
   m.def("gradient_norm(Tensor[] tensors) -> Tensor");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(cuda_ext_kernels, CUDA, m) {
+STABLE_TORCH_LIBRARY_IMPL(reread_kernels_compiled, CUDA, m) {
   m.impl("gradient_norm", TORCH_BOX(&gradient_norm));
 }

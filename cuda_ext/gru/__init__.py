@@ -158,7 +158,9 @@ def _apply(
         keep = torch.is_grad_enabled() and any(
             tensor is not None and tensor.requires_grad for tensor in (x, initial, *parameters)
         )
-    return torch.ops.cuda_ext.gru(x, limits, initial, keep, rectified, *parameters, *[None] * (8 - len(parameters)))
+    return torch.ops.reread_kernels.gru(
+        x, limits, initial, keep, rectified, *parameters, *[None] * (8 - len(parameters))
+    )
 
 
 def check(x: Tensor, limits: Tensor, initial: Tensor | None, *given: Any) -> None:
@@ -239,7 +241,7 @@ def _shape(
 def _forward_on_gpu(
     x: Tensor, limits: Tensor, initial: Tensor | None, keep: bool, rectified: bool, *given: Any
 ) -> tuple[Tensor, ...]:
-    kernels = torch.ops.cuda_ext_kernels
+    kernels = torch.ops.reread_kernels_compiled
     states, final, kept, _, _ = _empty(x, limits, keep, *given)
     directions, sequences, _units = final.shape
     rows = math.prod(x.shape[:-1])
@@ -269,7 +271,7 @@ def _backward(ctx: Any, of_states: Tensor | None, of_final: Tensor | None, *_: o
     if of_states is None and of_final is None:
         return nothing
     wanted = ctx.needs_input_grad
-    found = torch.ops.cuda_ext.gru_backward(
+    found = torch.ops.reread_kernels.gru_backward(
         of_states, of_final, x, limits, kept, plan, source, wanted[0], wanted[2], ctx.rectified, *given
     )
     found = (found[0], None, found[1], None, None, *found[2:], *(None,) * (10 - len(found)))
@@ -293,7 +295,7 @@ def _run_backward(
         raise ValueError("gru has a backward pass only if it ran with keep=True: the gates were not kept")
     if kernel("gru_backward", x) is None:
         return reference_backward(of_states, of_final, x, limits, kept, wants_x, wants_initial, rectified, *given)
-    kernels = torch.ops.cuda_ext_kernels
+    kernels = torch.ops.reread_kernels_compiled
     inputs = x.shape[-1]
     x = _to_four(x)
     of_states = None if of_states is None else of_states.contiguous()
@@ -480,7 +482,7 @@ def _cast(
 ) -> tuple[Tensor, ...]:
     """Autocast: x and the first states take its dtype, and so do parameters of other dtypes than float32."""
     x, initial = in_autocast(device, x, initial)
-    return torch.ops.cuda_ext.gru(x, limits, initial, keep, rectified, *parameters_in_autocast(x, *given))
+    return torch.ops.reread_kernels.gru(x, limits, initial, keep, rectified, *parameters_in_autocast(x, *given))
 
 
 define(

@@ -274,12 +274,12 @@ void gru_backward(Tensor gates, Tensor plan, Tensor weights, std::optional<Tenso
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(cuda_ext_kernels, m) {
+STABLE_TORCH_LIBRARY_FRAGMENT(reread_kernels_compiled, m) {
   m.def(
       "gru_backward(Tensor gates, Tensor plan, Tensor weights, Tensor? above, Tensor? last, int units, "
       "bool rectified, Tensor(a!) gradients, Tensor(b!)? of_initial) -> ()");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(cuda_ext_kernels, CUDA, m) {
+STABLE_TORCH_LIBRARY_IMPL(reread_kernels_compiled, CUDA, m) {
   m.impl("gru_backward", TORCH_BOX(&gru_backward));
 }

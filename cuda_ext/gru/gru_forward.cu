@@ -335,12 +335,12 @@ void gru_forward(Tensor gates, Tensor plan, Tensor weights, Tensor bias, std::op
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(cuda_ext_kernels, m) {
+STABLE_TORCH_LIBRARY_FRAGMENT(reread_kernels_compiled, m) {
   m.def(
       "gru_forward(Tensor(a!) gates, Tensor plan, Tensor weights, Tensor bias, Tensor? initial, Tensor(b!) states, "
       "Tensor(c!) final, int steps, bool keep, bool rectified) -> ()");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(cuda_ext_kernels, CUDA, m) {
+STABLE_TORCH_LIBRARY_IMPL(reread_kernels_compiled, CUDA, m) {
   m.impl("gru_forward", TORCH_BOX(&gru_forward));
 }

@@ -437,7 +437,7 @@ void gru_clear(Tensor plan, Tensor rows) {
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(cuda_ext_kernels, m) {
+STABLE_TORCH_LIBRARY_FRAGMENT(reread_kernels_compiled, m) {
   m.def(
       "gru_prepare(Tensor x, Tensor? limits, int rows, int steps, Tensor w_ih, Tensor w_hh, Tensor b_ih, Tensor b_hh, "
       "Tensor? w_ih_reverse, Tensor? w_hh_reverse, Tensor? b_ih_reverse, Tensor? b_hh_reverse, int sequences, "
@@ -445,7 +445,7 @@ STABLE_TORCH_LIBRARY_FRAGMENT(cuda_ext_kernels, m) {
   m.def("gru_clear(Tensor plan, Tensor(a!) rows) -> ()");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(cuda_ext_kernels, CUDA, m) {
+STABLE_TORCH_LIBRARY_IMPL(reread_kernels_compiled, CUDA, m) {
   m.impl("gru_prepare", TORCH_BOX(&gru_prepare));
   m.impl("gru_clear", TORCH_BOX(&gru_clear));
 }

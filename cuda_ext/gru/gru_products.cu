@@ -346,7 +346,7 @@ std::vector<Tensor> gru_correlate(Tensor x, Tensor plan, Tensor source, Tensor g
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(cuda_ext_kernels, m) {
+STABLE_TORCH_LIBRARY_FRAGMENT(reread_kernels_compiled, m) {
   m.def(
       "gru_project(Tensor x, Tensor plan, Tensor source, Tensor weights, Tensor bias, Tensor(a!) gates) -> ()");
   m.def(
@@ -356,7 +356,7 @@ STABLE_TORCH_LIBRARY_FRAGMENT(cuda_ext_kernels, m) {
       "-> Tensor[]");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(cuda_ext_kernels, CUDA, m) {
+STABLE_TORCH_LIBRARY_IMPL(reread_kernels_compiled, CUDA, m) {
   m.impl("gru_project", TORCH_BOX(&gru_project));
   m.impl("gru_project_back", TORCH_BOX(&gru_project_back));
   m.impl("gru_correlate", TORCH_BOX(&gru_correlate));

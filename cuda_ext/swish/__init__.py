@@ -36,7 +36,7 @@ def swish(x: Tensor, beta: Tensor | None = None) -> Tensor:
     >>> x.grad
     tensor([-0.0413,  0.5000,  1.0881])
     """
-    return torch.ops.cuda_ext.swish(x, beta)
+    return torch.ops.reread_kernels.swish(x, beta)
 
 
 def reference(x: Tensor, beta: Tensor | None) -> Tensor:
@@ -150,8 +150,8 @@ def _keep(ctx: Any, inputs: tuple[Tensor | None, ...], output: Tensor | tuple[Te
 def _backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor | None]:
     x, beta = ctx.saved_tensors
     if ctx.needs_input_grad[1]:
-        return torch.ops.cuda_ext.swish_backward_beta(gradient, x, beta)
-    return torch.ops.cuda_ext.swish_backward(gradient, x, beta), None
+        return torch.ops.reread_kernels.swish_backward_beta(gradient, x, beta)
+    return torch.ops.reread_kernels.swish_backward(gradient, x, beta), None
 
 
 def _backward_twice(ctx: Any, for_x: Tensor, for_beta: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor | None]:

@@ -417,13 +417,13 @@ std::tuple<Tensor, Tensor> swish_backward_beta(Tensor gradient, Tensor x, Tensor
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(cuda_ext_kernels, m) {
+STABLE_TORCH_LIBRARY_FRAGMENT(reread_kernels_compiled, m) {
   m.def("swish(Tensor x, Tensor? beta) -> Tensor");
   m.def("swish_backward(Tensor gradient, Tensor x, Tensor? beta) -> Tensor");
   m.def("swish_backward_beta(Tensor gradient, Tensor x, Tensor beta) -> (Tensor, Tensor)");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(cuda_ext_kernels, CUDA, m) {
+STABLE_TORCH_LIBRARY_IMPL(reread_kernels_compiled, CUDA, m) {
   m.impl("swish", TORCH_BOX(&swish));
   m.impl("swish_backward", TORCH_BOX(&swish_backward));
   m.impl("swish_backward_beta", TORCH_BOX(&swish_backward_beta));

@@ -31,7 +31,7 @@ def transpose(x: Tensor, kernel: str = "padded") -> Tensor:
             [2., 5.],
             [3., 6.]])
     """
-    return torch.ops.cuda_ext.transpose(x, kernel)
+    return torch.ops.reread_kernels.transpose(x, kernel)
 
 
 def reference(x: Tensor) -> Tensor:
@@ -68,7 +68,7 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
 
 
 def _backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-    return torch.ops.cuda_ext.transpose(gradient, ctx.kernel), None
+    return torch.ops.reread_kernels.transpose(gradient, ctx.kernel), None
 
 
 define("transpose(Tensor x, str kernel) -> Tensor", _run, _shape, backward=_backward, setup_context=_save)

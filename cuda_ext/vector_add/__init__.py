@@ -24,7 +24,7 @@ def vector_add(x: Tensor, y: Tensor) -> Tensor:
     >>> vector_add(torch.tensor([1.0, 2.0]), torch.tensor([3.0, 4.0]))
     tensor([4., 6.])
     """
-    return torch.ops.cuda_ext.vector_add(x, y)
+    return torch.ops.reread_kernels.vector_add(x, y)
 
 
 def reference(x: Tensor, y: Tensor) -> Tensor:
@@ -63,7 +63,7 @@ def _backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor]:
 def _promote(device: str, x: Tensor, y: Tensor) -> Tensor:
     """Autocast: as PyTorch's own promoting operations do, in the wider of the two dtypes."""
     widest = torch.promote_types(x.dtype, y.dtype)
-    return torch.ops.cuda_ext.vector_add(x.to(widest), y.to(widest))
+    return torch.ops.reread_kernels.vector_add(x.to(widest), y.to(widest))
 
 
 define("vector_add(Tensor x, Tensor y) -> Tensor", _run, _shape, backward=_backward, autocast=_promote)

@@ -108,10 +108,10 @@ Tensor vector_add(Tensor x, Tensor y) {
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(cuda_ext_kernels, m) {
+STABLE_TORCH_LIBRARY_FRAGMENT(reread_kernels_compiled, m) {
   m.def("vector_add(Tensor x, Tensor y) -> Tensor");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(cuda_ext_kernels, CUDA, m) {
+STABLE_TORCH_LIBRARY_IMPL(reread_kernels_compiled, CUDA, m) {
   m.impl("vector_add", TORCH_BOX(&vector_add));
 }

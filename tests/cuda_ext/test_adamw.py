@@ -84,7 +84,9 @@ def test_gradients_count_as_if_clipped_and_stay(largest):
 
 
 def test_the_operation_keeps_pytorch_s_rules():
-    torch.library.opcheck(torch.ops.cuda_ext.adamw, (*drawn(), RATES, DECAYS, 0.9, 0.999, 1e-8, None, 0.0, None, None))
+    torch.library.opcheck(
+        torch.ops.reread_kernels.adamw, (*drawn(), RATES, DECAYS, 0.9, 0.999, 1e-8, None, 0.0, None, None)
+    )
 
 
 def test_what_it_does_not_take_is_refused_with_what_came():

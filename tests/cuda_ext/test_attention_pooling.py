@@ -127,8 +127,8 @@ def test_there_is_no_second_gradient():
 def test_the_operation_keeps_pytorch_s_rules(dtype):
     tensors = asking(inputs(dtype))
     states, offsets = packed(tensors[0].detach())
-    torch.library.opcheck(torch.ops.cuda_ext.attention_pooling, (tensors[0], LENGTHS, False, *tensors[1:]))
-    torch.library.opcheck(torch.ops.cuda_ext.attention_pooling, (states, offsets.int(), True, *tensors[1:]))
+    torch.library.opcheck(torch.ops.reread_kernels.attention_pooling, (tensors[0], LENGTHS, False, *tensors[1:]))
+    torch.library.opcheck(torch.ops.reread_kernels.attention_pooling, (states, offsets.int(), True, *tensors[1:]))
 
 
 def test_weights_that_are_not_used_bring_no_gradient(monkeypatch):

@@ -297,9 +297,11 @@ def test_torch_compile_under_autocast_with_gradients():
 def test_the_operation_keeps_pytorch_s_rules(dtype):
     states, lengths, *parameters, _, _ = inputs(5, 6, 20, 12, dtype=dtype)
     asked = [tensor.requires_grad_() for tensor in (states.nan_to_num(), *parameters)]
-    torch.library.opcheck(torch.ops.cuda_ext.attention_pooling, (asked[0], lengths, False, *asked[1:]))
+    torch.library.opcheck(torch.ops.reread_kernels.attention_pooling, (asked[0], lengths, False, *asked[1:]))
     rows, offsets = packed(asked[0].detach(), lengths)
-    torch.library.opcheck(torch.ops.cuda_ext.attention_pooling, (rows.requires_grad_(), offsets, True, *asked[1:]))
+    torch.library.opcheck(
+        torch.ops.reread_kernels.attention_pooling, (rows.requires_grad_(), offsets, True, *asked[1:])
+    )
 
 
 def test_gradients_match_finite_differences():
@@ -326,7 +328,7 @@ def test_two_devices_are_refused_and_so_is_the_compiled_operation_called_wrongly
     states, lengths, weight, bias, context, gradient, _ = inputs(4, 6, 5, 3)
     with pytest.raises(ValueError, match="one device, got states on cuda:0, lengths on cpu"):
         attention_pooling(states, lengths.cpu(), weight, bias, context)
-    compiled = torch.ops.cuda_ext_kernels.attention_pooling
+    compiled = torch.ops.reread_kernels_compiled.attention_pooling
     with pytest.raises(RuntimeError, match=r"weight must be \[A, 5\]"):
         compiled(states, lengths, False, weight[:, :4], bias, context)
     with pytest.raises(RuntimeError, match="there must be a length a row"):
@@ -338,7 +340,7 @@ def test_two_devices_are_refused_and_so_is_the_compiled_operation_called_wrongly
     with pytest.raises(RuntimeError, match="int32 or int64"):
         compiled(states, lengths.float(), False, weight, bias, context)
     pooled, weights, index = compiled(states, lengths, False, weight, bias, context)
-    backward = torch.ops.cuda_ext_kernels.attention_pooling_backward
+    backward = torch.ops.reread_kernels_compiled.attention_pooling_backward
     saved = (states, lengths, False, weight, bias, context)
     with pytest.raises(RuntimeError, match=r"pooled and its gradient must be \[4, 5\]"):
         backward(gradient[:3], None, *saved, pooled, weights, index)

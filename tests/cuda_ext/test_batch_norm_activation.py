@@ -114,13 +114,13 @@ def test_the_operations_keep_pytorch_s_rules(dtype):
     given = [tensor.requires_grad_() for tensor in vectors(4, computed)[:2]] + vectors(4, computed)[2:]
     beta = torch.ones((), dtype=computed, requires_grad=True)
     x = numbers(2, 8, 3, 2, dtype=dtype)[:, ::2]
-    torch.library.opcheck(torch.ops.cuda_ext.batch_statistics, (x,))
+    torch.library.opcheck(torch.ops.reread_kernels.batch_statistics, (x,))
     for options in ((beta, "swish", 1e-5, True, False), (None, "relu", 1e-5, False, True)):
         arguments = (x.requires_grad_(), *given, *options)
-        y = torch.ops.cuda_ext.batch_norm_activation(*arguments).detach()
+        y = torch.ops.reread_kernels.batch_norm_activation(*arguments).detach()
         detached = [item.detach() if isinstance(item, torch.Tensor) else item for item in arguments]
-        torch.library.opcheck(torch.ops.cuda_ext.batch_norm_activation, arguments)
-        torch.library.opcheck(torch.ops.cuda_ext.batch_norm_activation_backward, (y, *detached))
+        torch.library.opcheck(torch.ops.reread_kernels.batch_norm_activation, arguments)
+        torch.library.opcheck(torch.ops.reread_kernels.batch_norm_activation_backward, (y, *detached))
 
 
 def test_empty_batches_give_empty_results_and_leave_the_running_statistics():

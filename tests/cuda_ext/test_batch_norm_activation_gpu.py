@@ -332,11 +332,11 @@ def test_autocast_leaves_the_dtype_of_x():
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_the_operation_keeps_pytorch_s_rules(dtype):
     x, given = numbers(3, 8, 4, 4, dtype=dtype), vectors(8, dtype)
-    torch.library.opcheck(torch.ops.cuda_ext.batch_statistics, (x,))
+    torch.library.opcheck(torch.ops.reread_kernels.batch_statistics, (x,))
     leaves = [tensor.requires_grad_() for tensor in (x, *given[:2])]
     for pooled in (False, True):
         arguments = (*leaves, *given[2:], "swish", 1e-5, True, pooled)
-        torch.library.opcheck(torch.ops.cuda_ext.batch_norm_activation, arguments)
+        torch.library.opcheck(torch.ops.reread_kernels.batch_norm_activation, arguments)
 
 
 def test_gradients_match_finite_differences():
@@ -356,7 +356,7 @@ def test_empty_batches():
 
 def test_the_compiled_operations_called_wrongly_refuse():
     library.kernel("batch_norm_activation", torch.empty(0, device="cuda"))
-    compiled = torch.ops.cuda_ext_kernels
+    compiled = torch.ops.reread_kernels_compiled
     x, given = numbers(6, 8), vectors(8)
     with pytest.raises(RuntimeError, match="mean must be contiguous, 8 numbers, got 7"):
         compiled.batch_norm_activation(x, *given[:2], given[2][:7], *given[3:], 1, 1e-5, 8, 0, 0)

@@ -18,12 +18,12 @@ needs_nvcc = pytest.mark.skipif(
 
 
 @needs_nvcc
-def test_the_kernels_compile_and_are_published_whole():
+def test_the_kernels_compile_and_are_published_whole(tmp_path):
     # In the checkout's own folder, as `make ext` does, for the GPUs that it was made for: what is up to date there is
     # not compiled again.
     about = json.loads(path.read_text(encoding="utf-8")) if (path := build.BUILT / "library.json").exists() else {}
     gpus = [gpu for gpu in build.ARCHITECTURES if list(gpu[:2]) in about.get("architectures", [[9, 0]])]
-    library_file = build.build(gpus=gpus)
+    library_file = build.build(gpus=gpus, wheel=tmp_path)
     built = build.built()
     assert built == json.loads((build.BUILT / "library.json").read_text(encoding="utf-8"))
     assert built["file"] == library_file.name
@@ -33,6 +33,12 @@ def test_the_kernels_compile_and_are_published_whole():
     assert content.startswith(b"\x7fELF")
     for kernel in ("vector_add", "swish", "conv2d", "gru_forward"):
         assert f"{kernel}(Tensor".encode() in content
+    assert b"reread_kernels_compiled" in content
+    # A wheel's library is the same, without what only tests call.
+    of_wheel = (tmp_path / library_file.name).read_bytes()
+    assert json.loads((tmp_path / "library.json").read_text(encoding="utf-8")) == built
+    assert b"vector_add(Tensor" in of_wheel
+    assert [b"limit_shared_memory(int" in each for each in (content, of_wheel)] == [True, False]
     # Nothing half-made and no older library is left beside it.
     assert [path.name for path in build.BUILT.glob("*.so")] == [library_file.name]
     compiled = {path: path.stat().st_mtime_ns for path in (build.BUILT / "objects").glob("*.o")}

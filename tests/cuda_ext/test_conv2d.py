@@ -80,10 +80,12 @@ def test_images_smaller_than_the_filter():
 )
 def test_the_operations_keep_pytorch_s_rules(dtype, padding):
     images, weight = random(2, 4, 5, dtype=dtype).requires_grad_(), random(3, 3, dtype=dtype).requires_grad_()
-    torch.library.opcheck(torch.ops.cuda_ext.conv2d, (images, weight, padding, "auto"))
-    torch.library.opcheck(torch.ops.cuda_ext.conv2d, (images.detach()[:, None].mT, weight.detach(), padding, "tiled"))
+    torch.library.opcheck(torch.ops.reread_kernels.conv2d, (images, weight, padding, "auto"))
+    torch.library.opcheck(
+        torch.ops.reread_kernels.conv2d, (images.detach()[:, None].mT, weight.detach(), padding, "tiled")
+    )
     other = random(2, 4, 5, dtype=dtype).requires_grad_()
-    torch.library.opcheck(torch.ops.cuda_ext.conv2d_filter_gradient, (images, other, 3, padding))
+    torch.library.opcheck(torch.ops.reread_kernels.conv2d_filter_gradient, (images, other, 3, padding))
 
 
 @quiet
@@ -146,7 +148,7 @@ def test_what_no_kernel_could_index_is_refused():
 @quiet
 def test_the_filter_s_gradient_refuses_what_does_not_fit():
     images = random(1, 4, 4)
-    gradient = torch.ops.cuda_ext.conv2d_filter_gradient
+    gradient = torch.ops.reread_kernels.conv2d_filter_gradient
     with pytest.raises(ValueError, match=r"of one shape on one device, got \(1, 4, 4\) on cpu and \(1, 4, 5\) on cpu"):
         gradient(images, random(1, 4, 5), 3, "zeros")
     with pytest.raises(ValueError, match="odd from 3 to 31, got 4"):

@@ -321,10 +321,12 @@ def test_autocast_casts_as_for_pytorch_s_convolution_and_gradients_keep_their_dt
 )
 def test_the_operations_keep_pytorch_s_rules(dtype, padding):
     images, weight = random(2, 6, 8, dtype=dtype).requires_grad_(), random(3, 3, dtype=dtype).requires_grad_()
-    torch.library.opcheck(torch.ops.cuda_ext.conv2d, (images, weight, padding, "auto"))
-    torch.library.opcheck(torch.ops.cuda_ext.conv2d, (images.detach()[:, None].mT, weight.detach(), padding, "tiled"))
+    torch.library.opcheck(torch.ops.reread_kernels.conv2d, (images, weight, padding, "auto"))
+    torch.library.opcheck(
+        torch.ops.reread_kernels.conv2d, (images.detach()[:, None].mT, weight.detach(), padding, "tiled")
+    )
     other = random(2, 6, 8, dtype=dtype).requires_grad_()
-    torch.library.opcheck(torch.ops.cuda_ext.conv2d_filter_gradient, (images, other, 3, padding))
+    torch.library.opcheck(torch.ops.reread_kernels.conv2d_filter_gradient, (images, other, 3, padding))
 
 
 def test_filters_in_constant_memory_do_not_mix_between_streams():
@@ -359,7 +361,10 @@ def test_two_devices_are_refused_and_so_are_the_compiled_operations_called_wrong
     images, weight = random(2, 6, 8), random(3, 3)
     with pytest.raises(ValueError, match="one device, got cuda:0 and cpu"):
         conv2d(images, weight.cpu())
-    forward, gradient = torch.ops.cuda_ext_kernels.conv2d, torch.ops.cuda_ext_kernels.conv2d_filter_gradient
+    forward, gradient = (
+        torch.ops.reread_kernels_compiled.conv2d,
+        torch.ops.reread_kernels_compiled.conv2d_filter_gradient,
+    )
     for arguments, message in [
         ((images, weight.double(), 0, 0), "one dtype"),
         ((images.int(), weight.int(), 0, 0), "dtype must be"),

@@ -109,7 +109,7 @@ def test_the_operation_keeps_pytorch_s_rules(training, keeps, dtype):
     checks = ["test_schema", "test_autograd_registration", "test_faketensor"]
     if dtype == torch.float64:
         checks.append("test_aot_dispatch_static")
-    torch.library.opcheck(torch.ops.cuda_ext.dense_block, arguments, test_utils=checks)
+    torch.library.opcheck(torch.ops.reread_kernels.dense_block, arguments, test_utils=checks)
 
 
 def test_the_references_of_its_3x3_convolution_are_autograd_s():
@@ -173,7 +173,7 @@ def test_a_package_compiled_ahead_of_time_runs_it_for_any_batch(tmp_path):
     block, x = Block(), images(torch.float32, batch=3)
     # Gradients are enabled, as they are where a user forgets no_grad: nothing is kept for a backward pass.
     exported = torch.export.export(block, (x,), dynamic_shapes=({0: torch.export.Dim.AUTO},))
-    assert "cuda_ext.dense_block.default" in {str(node.target) for node in exported.graph.nodes}
+    assert "reread_kernels.dense_block.default" in {str(node.target) for node in exported.graph.nodes}
     package = torch._inductor.aoti_compile_and_package(
         exported,
         package_path=str(tmp_path / "block.pt2"),
@@ -219,7 +219,7 @@ def test_without_gradients_nothing_is_kept():
         images().requires_grad_(), halves.weights, halves.biases, None, halves.kernels, halves.running_means,
         halves.running_variances, "relu", 1e-5,
     )  # fmt: skip
-    assert len(torch.ops.cuda_ext.dense_block(*arguments, False, False)) == 1
-    assert len(torch.ops.cuda_ext.dense_block(*arguments, True, False)) == 1 + 2 + 4
+    assert len(torch.ops.reread_kernels.dense_block(*arguments, False, False)) == 1
+    assert len(torch.ops.reread_kernels.dense_block(*arguments, True, False)) == 1 + 2 + 4
     with pytest.raises(RuntimeError, match="only if gradients were enabled"):
-        torch.ops.cuda_ext.dense_block(*arguments, False, False)[0].sum().backward()
+        torch.ops.reread_kernels.dense_block(*arguments, False, False)[0].sum().backward()

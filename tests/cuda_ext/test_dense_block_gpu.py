@@ -154,7 +154,7 @@ def test_one_pixel_far_from_the_others_costs_the_new_statistics_no_digits(offset
 def test_the_block_keeps_each_bottleneck_once():
     x, *tensors = given("fits", torch.bfloat16)
     halves = halves_of(tensors)
-    outputs = torch.ops.cuda_ext.dense_block(
+    outputs = torch.ops.reread_kernels.dense_block(
         x, halves.weights, halves.biases, None, halves.kernels, halves.running_means, halves.running_variances,
         "relu", 1e-5, True, True,
     )  # fmt: skip
@@ -214,7 +214,7 @@ class Block(nn.Module):
 def test_exported_it_runs_ahead_of_time_for_any_batch_and_on_a_cpu(dtype, tmp_path, monkeypatch):
     block = Block(dtype)
     exported = torch.export.export(block, (block.x,), dynamic_shapes=({0: torch.export.Dim.AUTO},))
-    assert "cuda_ext.dense_block.default" in {str(node.target) for node in exported.graph.nodes}
+    assert "reread_kernels.dense_block.default" in {str(node.target) for node in exported.graph.nodes}
     package = torch._inductor.aoti_compile_and_package(exported, package_path=str(tmp_path / "block.pt2"))
     compiled = torch._inductor.aoti_load_package(package)
     with torch.no_grad():

@@ -43,7 +43,7 @@ def test_gradients_match_finite_differences():
 @pytest.mark.parametrize("padding", [-1, 0])
 def test_the_gradient_s_own_gradient_leaves_out_the_padding(padding):
     above = torch.randn(2, 3, 4, dtype=torch.float64, requires_grad=True)
-    gradient = torch.ops.cuda_ext.embedding_gradient
+    gradient = torch.ops.reread_kernels.embedding_gradient
     assert torch.autograd.gradcheck(lambda of: gradient(of, TOKENS, 5, padding, torch.float64), above)
 
 
@@ -59,7 +59,7 @@ def test_autocast_rounds_rows_and_keeps_the_table_s_gradient_wide():
 
 @pytest.mark.parametrize("index", INDICES)
 def test_the_operation_keeps_pytorch_s_rules(index):
-    torch.library.opcheck(torch.ops.cuda_ext.embedding, (table(), TOKENS.to(index), 0, torch.float64))
+    torch.library.opcheck(torch.ops.reread_kernels.embedding, (table(), TOKENS.to(index), 0, torch.float64))
 
 
 @pytest.mark.parametrize(

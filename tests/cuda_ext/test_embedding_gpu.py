@@ -34,7 +34,7 @@ SIZES = [
 
 def both_passes(table, tokens, above, dtype):
     table = table.detach().requires_grad_()
-    rows = torch.ops.cuda_ext.embedding(table, tokens, 0, dtype)
+    rows = torch.ops.reread_kernels.embedding(table, tokens, 0, dtype)
     return rows.detach(), *torch.autograd.grad(rows, table, above)
 
 
@@ -112,7 +112,7 @@ def test_a_graph_replays_it_on_new_words():
 @pytest.mark.parametrize("index", INDICES)
 def test_the_operation_keeps_pytorch_s_rules(index):
     table, tokens, _ = inputs_of((9, 4, 12), torch.float32, torch.float32, index)
-    torch.library.opcheck(torch.ops.cuda_ext.embedding, (table.requires_grad_(), tokens, 0, torch.bfloat16))
+    torch.library.opcheck(torch.ops.reread_kernels.embedding, (table.requires_grad_(), tokens, 0, torch.bfloat16))
 
 
 def test_word_vectors_of_a_network_take_it():

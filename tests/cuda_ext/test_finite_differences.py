@@ -81,9 +81,9 @@ def test_strides_are_followed_and_the_result_is_contiguous():
 @pytest.mark.parametrize("axis", AXES)
 def test_the_operation_keeps_pytorch_s_rules(dtype, axis):
     f = grid(4, 5, 6, dtype=dtype)
-    torch.library.opcheck(torch.ops.cuda_ext.finite_differences, (f.requires_grad_(), axis, 0.5, "tiled"))
+    torch.library.opcheck(torch.ops.reread_kernels.finite_differences, (f.requires_grad_(), axis, 0.5, "tiled"))
     turned = f.detach().transpose(0, 2)
-    torch.library.opcheck(torch.ops.cuda_ext.finite_differences, (turned, axis, 0.5, "direct"))
+    torch.library.opcheck(torch.ops.reread_kernels.finite_differences, (turned, axis, 0.5, "direct"))
 
 
 @quiet

@@ -136,9 +136,9 @@ def test_its_gradient_is_that_of_its_definition(axis, kernel):
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 def test_the_operation_keeps_pytorch_s_rules(dtype):
     f = grid(4, 5, 6, dtype=dtype)
-    torch.library.opcheck(torch.ops.cuda_ext.finite_differences, (f.requires_grad_(), "y", 0.5, "tiled"))
+    torch.library.opcheck(torch.ops.reread_kernels.finite_differences, (f.requires_grad_(), "y", 0.5, "tiled"))
     turned = f.detach().transpose(0, 2)
-    torch.library.opcheck(torch.ops.cuda_ext.finite_differences, (turned, "z", 0.5, "direct"))
+    torch.library.opcheck(torch.ops.reread_kernels.finite_differences, (turned, "z", 0.5, "direct"))
 
 
 def test_an_empty_batch_gives_an_empty_result():
@@ -148,7 +148,7 @@ def test_an_empty_batch_gives_an_empty_result():
 def test_the_compiled_operation_refuses_what_would_read_outside():
     f = grid(4, 5, 6)
     finite_differences(f)
-    compiled = torch.ops.cuda_ext_kernels.finite_differences
+    compiled = torch.ops.reread_kernels_compiled.finite_differences
     with pytest.raises(RuntimeError, match="3 dimensions or more, got 2"):
         compiled(f[0], 2, 1.0, 0)
     with pytest.raises(RuntimeError, match="at least 4 points along the axis, got 3"):

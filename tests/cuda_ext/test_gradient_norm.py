@@ -17,7 +17,7 @@ def test_it_is_the_norm_of_all_numbers(dtype):
 
 
 def test_the_operation_keeps_pytorch_s_rules():
-    torch.library.opcheck(torch.ops.cuda_ext.gradient_norm, ([torch.randn(3), torch.randn(2, 2)],))
+    torch.library.opcheck(torch.ops.reread_kernels.gradient_norm, ([torch.randn(3), torch.randn(2, 2)],))
 
 
 def test_what_it_does_not_take_is_refused_with_what_came():

@@ -135,7 +135,7 @@ def test_only_what_asks_gets_a_gradient_and_without_one_nothing_is_kept():
     assert ours.bias_hh_l0.grad is None
     assert ours.weight_hh_l0.grad is not None
     parameters = [parameter.detach() for parameter in ours.parameters()]
-    states, _, kept, _, _ = torch.ops.cuda_ext.gru(x, lengths, None, False, False, *parameters)
+    states, _, kept, _, _ = torch.ops.reread_kernels.gru(x, lengths, None, False, False, *parameters)
     assert len(kept) == 0
     assert torch.equal(states, gru(x, lengths, list(ours.parameters()), bidirectional=True)[0])
 
@@ -202,19 +202,19 @@ def test_a_batch_of_nothing(shape):
 def test_the_operation_keeps_pytorch_s_rules(rectified):
     x, lengths, _, ours = batch(3, 4, 5, 6, dtype=torch.bfloat16)
     x = x.nan_to_num().requires_grad_()
-    torch.library.opcheck(torch.ops.cuda_ext.gru, (x, lengths, None, True, rectified, *ours.parameters()))
+    torch.library.opcheck(torch.ops.reread_kernels.gru, (x, lengths, None, True, rectified, *ours.parameters()))
     first = torch.randn(2, 3, 6, dtype=torch.bfloat16, requires_grad=True)
-    torch.library.opcheck(torch.ops.cuda_ext.gru, (x, lengths, first, True, rectified, *ours.parameters()))
+    torch.library.opcheck(torch.ops.reread_kernels.gru, (x, lengths, first, True, rectified, *ours.parameters()))
     one_way = [parameter.detach() for parameter in ours.parameters()][:4]
     offsets = torch.tensor([0, 2, 2, 9], dtype=torch.int32)
     rows = x.detach().flatten(0, 1)[:9]
-    torch.library.opcheck(torch.ops.cuda_ext.gru, (rows, offsets, None, False, rectified, *one_way, *[None] * 4))
+    torch.library.opcheck(torch.ops.reread_kernels.gru, (rows, offsets, None, False, rectified, *one_way, *[None] * 4))
 
 
 @quiet
 def test_a_backward_pass_without_the_gates_is_refused():
     x, lengths, _, ours = batch(3, 4, 5, 6)
-    states = torch.ops.cuda_ext.gru(x, lengths, None, False, False, *ours.parameters())[0]
+    states = torch.ops.reread_kernels.gru(x, lengths, None, False, False, *ours.parameters())[0]
     with pytest.raises(ValueError, match="keep=True"):
         states.sum().backward()
 

@@ -290,7 +290,7 @@ def test_the_plan_lists_sequences_by_falling_length_in_their_own_order(sequences
     for limits, size in ((lengths, sequences * steps), (offsets + 3, rows + 3)):
         padded = limits is lengths
         given = x, limits, size, steps if padded else -1, *parameters, sequences, False
-        plan, source, *_ = torch.ops.cuda_ext_kernels.gru_prepare(*given)
+        plan, source, *_ = torch.ops.reread_kernels_compiled.gru_prepare(*given)
         plan, first = plan.long(), offsets[:-1] + (0 if padded else 3)
         assert torch.equal(plan[:-1, 0], order)
         assert torch.equal(plan[:-1, 1], first[order]) and torch.equal(plan[:-1, 2], lengths[order])
@@ -439,11 +439,11 @@ def test_the_operation_keeps_pytorch_s_rules(dtype, rectified):
     # The gates of padding are not written, so that two calls differ there.
     x, lengths = x.nan_to_num().requires_grad_(), torch.full_like(lengths, x.shape[1])
     torch.library.opcheck(
-        torch.ops.cuda_ext.gru,
+        torch.ops.reread_kernels.gru,
         (x, lengths, None, True, rectified, *ours.parameters()),
     )
     first = torch.randn(2, 3, 6, device="cuda").to(dtype).requires_grad_()
-    torch.library.opcheck(torch.ops.cuda_ext.gru, (x, lengths, first, True, rectified, *ours.parameters()))
+    torch.library.opcheck(torch.ops.reread_kernels.gru, (x, lengths, first, True, rectified, *ours.parameters()))
 
 
 @pytest.mark.parametrize("rectified", [False, True])
@@ -462,7 +462,7 @@ def test_two_devices_are_refused_and_so_are_the_compiled_operations_called_wrong
     x, lengths, _, ours = batch(4, 5, 6, 7)
     with pytest.raises(ValueError, match="one device, got cpu, cuda:0"):
         ours(x, lengths=lengths.cpu())
-    compiled = torch.ops.cuda_ext_kernels
+    compiled = torch.ops.reread_kernels_compiled
     given = [*ours.parameters()]
     with pytest.raises(RuntimeError, match="4 sequences of 5 steps are not 21 rows"):
         compiled.gru_prepare(x, lengths, 21, 5, *given, 4, False)

@@ -25,7 +25,7 @@ import torch
 from cuda_ext import build, exercise, library
 build.BUILT = Path(sys.argv[1])
 print(library.kernels(torch.device("cuda", 0)))
-assert not torch.ops.cuda_ext_kernels.has_hopper_code(), "the driver ran other code than that of the PTX"
+assert not torch.ops.reread_kernels_compiled.has_hopper_code(), "the driver ran other code than that of the PTX"
 exercise.exercise()
 """
 
@@ -33,7 +33,7 @@ exercise.exercise()
 def test_code_for_hopper_is_known_as_such():
     library.kernel("swish", torch.empty(0, device="cuda"))
     hopper = torch.cuda.get_device_capability() >= (9, 0) and [9, 0] in build.built()["architectures"]
-    assert torch.ops.cuda_ext_kernels.has_hopper_code() == hopper
+    assert torch.ops.reread_kernels_compiled.has_hopper_code() == hopper
 
 
 @pytest.mark.skipif(

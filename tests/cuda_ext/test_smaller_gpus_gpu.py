@@ -18,7 +18,7 @@ A100, A10 = 166_912, 101_376
 def limit(monkeypatch):
     """Let a block have at most so many bytes of shared memory."""
     library.kernel("swish", torch.empty(0, device="cuda"))
-    set_limit = torch.ops.cuda_ext_kernels.limit_shared_memory
+    set_limit = torch.ops.reread_kernels_compiled.limit_shared_memory
 
     def to(allowed):
         set_limit(allowed)

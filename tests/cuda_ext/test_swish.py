@@ -128,10 +128,10 @@ def test_the_operations_keep_pytorch_s_rules(beta_shape, dtype):
     gradient = torch.randn_like(x).requires_grad_()
     beta = beta if beta is None else beta.requires_grad_()
     x = x.contiguous(memory_format=torch.channels_last).requires_grad_()
-    torch.library.opcheck(torch.ops.cuda_ext.swish, (x, beta))
-    torch.library.opcheck(torch.ops.cuda_ext.swish_backward, (gradient, x, beta))
+    torch.library.opcheck(torch.ops.reread_kernels.swish, (x, beta))
+    torch.library.opcheck(torch.ops.reread_kernels.swish_backward, (gradient, x, beta))
     if beta is not None:
-        torch.library.opcheck(torch.ops.cuda_ext.swish_backward_beta, (gradient, x, beta))
+        torch.library.opcheck(torch.ops.reread_kernels.swish_backward_beta, (gradient, x, beta))
 
 
 def test_beta_s_gradient_is_left_out_where_none_asks_for_it():
@@ -143,7 +143,7 @@ def test_beta_s_gradient_is_left_out_where_none_asks_for_it():
             names.append(function.name())
             return function(*arguments, **(keywords or {}))
 
-    for asks, name in [(False, "cuda_ext::swish_backward"), (True, "cuda_ext::swish_backward_beta")]:
+    for asks, name in [(False, "reread_kernels::swish_backward"), (True, "reread_kernels::swish_backward_beta")]:
         names.clear()
         with Recorded():
             swish(x.requires_grad_(), beta.requires_grad_(asks)).sum().backward()
@@ -163,7 +163,7 @@ def test_what_it_does_not_take_is_refused_with_what_came():
     with pytest.raises(ValueError, match="one device, got cpu and meta"):
         swish(x, beta.to("meta"))
     with pytest.raises(ValueError, match=r"gradient of swish must be as x.* got \(4, 4\)"):
-        torch.ops.cuda_ext.swish_backward(x[:, 1:], x, beta)
+        torch.ops.reread_kernels.swish_backward(x[:, 1:], x, beta)
 
 
 def test_strict_mode_refuses_the_reference(monkeypatch):

@@ -45,7 +45,7 @@ def inputs_of(shape, kind, dtype=torch.float32, beta_dtype=None):
 
 def both_passes(x, beta, gradient):
     """The result, the gradient of x and, where there is a beta, of beta; each kernel's."""
-    operations = torch.ops.cuda_ext
+    operations = torch.ops.reread_kernels
     results = [operations.swish(x, beta), operations.swish_backward(gradient, x, beta)]
     if beta is not None:
         results += operations.swish_backward_beta(gradient, x, beta)
@@ -126,7 +126,7 @@ def test_what_is_not_finite_and_beta_of_any_sign_come_as_in_the_reference():
     x = torch.tensor([-torch.inf, -1e30, -1e4, -90.0, -0.0, 0.0, 90.0, 1e4, 1e30, torch.inf, torch.nan], device="cuda")
     gradient = torch.ones_like(x)
     for beta in (None, *(torch.tensor(value, device="cuda") for value in (0.0, -1.0, 2.5, 1e6))):
-        results = torch.ops.cuda_ext.swish(x, beta), torch.ops.cuda_ext.swish_backward(gradient, x, beta)
+        results = torch.ops.reread_kernels.swish(x, beta), torch.ops.reread_kernels.swish_backward(gradient, x, beta)
         expected = reference(x, beta), reference_backward(gradient, x, beta)
         torch.testing.assert_close(results, expected, rtol=1e-6, atol=1e-30, equal_nan=True)
 
@@ -149,7 +149,7 @@ def test_more_than_2_to_the_31_elements(shape):
     beta = torch.rand(shape[1], device="cuda").add_(0.5)
     for given_beta in (beta, beta[0].clone()):
         result = swish(x, given_beta)
-        gradient_x, gradient_beta = torch.ops.cuda_ext.swish_backward_beta(gradient, x, given_beta)
+        gradient_x, gradient_beta = torch.ops.reread_kernels.swish_backward_beta(gradient, x, given_beta)
         for corner in (slice(None, 1), slice(-1, None)):
             places = (corner, slice(None), slice(None, 1000) if corner.stop else slice(-1000, None))[: x.ndim]
             few, of_few = x[places], gradient[places]
@@ -202,10 +202,10 @@ def test_the_operations_keep_pytorch_s_rules(kind, dtype):
     x, beta, gradient = inputs_of((2, 5, 3, 2), kind, dtype)
     x = x.contiguous(memory_format=torch.channels_last).requires_grad_()
     beta, gradient = beta if beta is None else beta.requires_grad_(), gradient.requires_grad_()
-    torch.library.opcheck(torch.ops.cuda_ext.swish, (x, beta))
-    torch.library.opcheck(torch.ops.cuda_ext.swish_backward, (gradient, x, beta))
+    torch.library.opcheck(torch.ops.reread_kernels.swish, (x, beta))
+    torch.library.opcheck(torch.ops.reread_kernels.swish_backward, (gradient, x, beta))
     if beta is not None:
-        torch.library.opcheck(torch.ops.cuda_ext.swish_backward_beta, (gradient, x, beta))
+        torch.library.opcheck(torch.ops.reread_kernels.swish_backward_beta, (gradient, x, beta))
 
 
 @pytest.mark.parametrize("kind", ["scalar", "channel"])
@@ -220,7 +220,7 @@ def test_what_is_wrong_is_refused_by_the_face_and_by_the_compiled_operation():
     x, beta, gradient = inputs_of((4, 6), "channel")
     with pytest.raises(ValueError, match="one device, got cuda:0 and cpu"):
         swish(x, beta.cpu())
-    compiled = torch.ops.cuda_ext_kernels
+    compiled = torch.ops.reread_kernels_compiled
     with pytest.raises(RuntimeError, match="a scalar or one a channel"):
         compiled.swish(x, beta[:5])
     with pytest.raises(RuntimeError, match="beta must have x's dtype"):

@@ -113,8 +113,8 @@ def test_its_gradient_is_the_transpose_of_the_gradient(kernel):
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_the_operation_keeps_pytorch_s_rules(dtype):
     x = matrix(4, 5, dtype=dtype)
-    torch.library.opcheck(torch.ops.cuda_ext.transpose, (x.requires_grad_(), "padded"))
-    torch.library.opcheck(torch.ops.cuda_ext.transpose, (x.detach().t(), "tiled"))
+    torch.library.opcheck(torch.ops.reread_kernels.transpose, (x.requires_grad_(), "padded"))
+    torch.library.opcheck(torch.ops.reread_kernels.transpose, (x.detach().t(), "tiled"))
 
 
 def test_gradients_match_finite_differences():
@@ -130,7 +130,7 @@ def test_autocast_changes_nothing():
 def test_the_compiled_operation_refuses_what_would_read_outside():
     x = matrix(4, 5)
     transpose(x)
-    compiled = torch.ops.cuda_ext_kernels.transpose
+    compiled = torch.ops.reread_kernels_compiled.transpose
     with pytest.raises(RuntimeError, match="must be a matrix on a GPU, got 3 dimensions"):
         compiled(x[None], 2)
     with pytest.raises(RuntimeError, match="no such kernel, got 3"):

@@ -127,8 +127,8 @@ def test_autocast_promotes_and_gradients_keep_their_dtype():
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_the_operation_keeps_pytorch_s_rules(dtype):
     x, y = pair(4, 5, dtype=dtype)
-    torch.library.opcheck(torch.ops.cuda_ext.vector_add, (x.requires_grad_(), y.requires_grad_()))
-    torch.library.opcheck(torch.ops.cuda_ext.vector_add, (x.detach().t(), y.detach().t()))
+    torch.library.opcheck(torch.ops.reread_kernels.vector_add, (x.requires_grad_(), y.requires_grad_()))
+    torch.library.opcheck(torch.ops.reread_kernels.vector_add, (x.detach().t(), y.detach().t()))
 
 
 def test_gradients_match_finite_differences():
@@ -141,7 +141,7 @@ def test_two_devices_are_refused_and_so_is_the_compiled_operation_called_wrongly
     x, y = pair(4)
     with pytest.raises(ValueError, match="one device, got cuda:0 and cpu"):
         vector_add(x, y.cpu())
-    compiled = torch.ops.cuda_ext_kernels.vector_add
+    compiled = torch.ops.reread_kernels_compiled.vector_add
     with pytest.raises(RuntimeError, match="one shape, got 4 and 3 elements"):
         compiled(x, y[:3])
     with pytest.raises(RuntimeError, match="one dtype"):

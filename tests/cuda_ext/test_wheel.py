@@ -14,20 +14,23 @@ from cuda_ext import build, wheel
 
 # Run in the other environment. On a CPU an operation is its reference.
 PROGRAM = """
-import doctest, importlib, importlib.util, pathlib, warnings
+import doctest, importlib, importlib.metadata, importlib.util, pathlib, warnings
 warnings.simplefilter("ignore")
-import cuda_ext, torch
-assert importlib.util.find_spec("reread") is None, "the environment has the project's own packages"
-folder = pathlib.Path(cuda_ext.__file__).parent
-names = sorted(".".join(["cuda_ext", *path.relative_to(folder).with_suffix("").parts]) for path in folder.rglob("*.py"))
+import reread_kernels, torch
+assert importlib.util.find_spec("cuda_ext") is None, "the environment has the project's own packages"
+folder = pathlib.Path(reread_kernels.__file__).parent
+paths = [path.relative_to(folder.parent).with_suffix("") for path in folder.rglob("*.py")]
+names = sorted(".".join(path.parts) for path in paths)
 tried = {}
 for name in names:
     module = importlib.import_module(name.removesuffix(".__init__"))
     results = doctest.testmod(module)
     assert not results.failed, name
     tried[name.removesuffix(".__init__")] = results.attempted
+assert reread_kernels.__version__ == importlib.metadata.version("reread-kernels")
+assert torch.equal(torch.ops.reread_kernels.transpose(torch.eye(2, 3), "tiled"), torch.eye(3, 2))
 print(tried)
-print(cuda_ext.library.kernels(torch.device("cpu")))
+print(reread_kernels.library.kernels(torch.device("cpu")))
 """
 
 
@@ -60,25 +63,30 @@ def built(tmp_path_factory) -> Path:
 
 
 def test_the_wheel_has_the_operations_and_nothing_of_the_checkout_alone(built):
-    assert built.name.endswith("-py3-none-linux_x86_64.whl")
+    assert built.name == f"reread_kernels-{wheel.VERSION}-py3-none-any.whl"
     with zipfile.ZipFile(built) as archive:
         names = set(archive.namelist())
+        texts = [archive.read(name).decode() for name in names if name.endswith((".py", "/METADATA"))]
         metadata = archive.read(next(name for name in names if name.endswith("/METADATA"))).decode()
     operations = {path.parent.name for path in build.SOURCES.glob("*/*.cu")} - {"common"}
-    assert {f"cuda_ext/{name}/__init__.py" for name in operations} <= names
+    assert {f"reread_kernels/{name}/__init__.py" for name in operations} <= names
     assert any(name.endswith("/LICENSE") for name in names)
     assert not [name for name in names if name.endswith((".cu", ".cuh", "cases.py", "bench.py", "pyproject.toml"))]
     assert "Requires-Dist: torch<2.14,>=2.11" in metadata
+    assert not [text for text in texts if re.search("cuda_ext(?!/)", text)]
 
 
 def test_a_built_library_is_in_the_wheel(tmp_path):
     folder = tmp_path / "library"
     folder.mkdir()
-    (folder / "kernels.so").write_bytes(b"machine code")
-    (folder / "library.json").write_text('{"file": "kernels.so"}', encoding="utf-8")
-    with zipfile.ZipFile(wheel.wheel(tmp_path, folder)) as archive:
-        assert archive.read("cuda_ext/_build/kernels.so") == b"machine code"
-        assert "cuda_ext/_build/library.json" in archive.namelist()
+    machine_code = b"memcpy GLIBC_2.14 pthread_create GLIBC_2.34 qsort GLIBC_2.2.5"
+    (folder / "kernels.so").write_bytes(machine_code)
+    (folder / "library.json").write_text('{"file": "kernels.so", "nvcc": "13.0"}', encoding="utf-8")
+    file = wheel.wheel(tmp_path, folder)
+    assert file.name == f"reread_kernels-{wheel.VERSION}+cu130-py3-none-manylinux_2_34_x86_64.whl"
+    with zipfile.ZipFile(file) as archive:
+        assert archive.read("reread_kernels/_build/kernels.so") == machine_code
+        assert "reread_kernels/_build/library.json" in archive.namelist()
 
 
 def test_every_operation_s_example_runs_in_an_environment_with_torch_alone(built, tmp_path):
@@ -115,6 +123,6 @@ def test_every_operation_s_example_runs_in_an_environment_with_torch_alone(built
         "gradient_norm",
         "adamw",
     ):
-        assert re.search(rf"'cuda_ext.{operation}': [1-9]", tried), operation
-    assert re.search(r"'cuda_ext.gru': [1-9]", tried) and re.search(r"'cuda_ext.gru.module': [1-9]", tried)
+        assert re.search(rf"'reread_kernels.{operation}': [1-9]", tried), operation
+    assert re.search(r"'reread_kernels.gru': [1-9]", tried) and re.search(r"'reread_kernels.gru.module': [1-9]", tried)
     assert kernels.startswith("reference (the tensors are on the cpu")
