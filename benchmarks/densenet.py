@@ -27,7 +27,7 @@ from torch.nn import functional
 import models
 from cuda_ext import bench
 from cuda_ext.case import STRONGEST
-from models.layers import norm_activation
+from models.layers import fusing
 from reread.storage.errors import command, refuse_unknown
 from reread.storage.files import write_json
 
@@ -117,7 +117,7 @@ def _loss_and_gradients(
 ) -> tuple[Tensor, Tensor]:
     """Return the loss [1] and all gradients [P] as float64 vectors."""
     built = copy.deepcopy(built).to(dtype)
-    with norm_activation.by_modules(not by_kernels):
+    with fusing.by_modules(not by_kernels):
         loss = functional.cross_entropy(built(images.to(dtype)), labels)
     loss.backward()
     gradients = [parameter.grad.double().flatten() for parameter in built.parameters() if parameter.grad is not None]

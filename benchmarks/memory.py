@@ -30,7 +30,7 @@ from torch.utils.checkpoint import checkpoint
 import models
 from cuda_ext import bench
 from models.layers.dense import DenseLayer, ImageClassifier
-from models.layers.norm_activation import by_modules
+from models.layers.fusing import by_modules
 from reread.storage.errors import command, refuse_unknown
 from reread.storage.files import write_json
 

@@ -6,15 +6,13 @@ kernel (models/activations), eager, compiled and exported. Otherwise the modules
 Shape legend: N images, C channels, H x W pixels.
 """
 
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 
-import torch
 from torch import Tensor, nn
 
 from cuda_ext import batch_norm_activation as fused
-from cuda_ext import library
 from models.activations import make_activation
+from models.layers.fusing import has_kernel
 from reread.storage.settings import Tagged
 
 
@@ -66,38 +64,9 @@ def norm_activation(
     )
 
 
-_by_modules = False
-
-
-@contextmanager
-def by_modules(on: bool = True) -> Iterator[None]:
-    """Run the modules one by one within the block, on a GPU too; tests compare the fused functions with them."""
-    global _by_modules
-    before, _by_modules = _by_modules, on
-    try:
-        yield
-    finally:
-        _by_modules = before
-
-
-def _has_kernel(x: Tensor) -> bool:
-    if x.device.type != "cuda" or _by_modules:
-        return False
-    return _compiled_for(x.device, x.dtype)
-
-
-def _compiled_for(device: torch.device, dtype: torch.dtype) -> bool:
-    """Return whether the kernels run for tensors of the dtype on the device. A trace asks once."""
-    return library.runs("batch_norm_activation", device, dtype)
-
-
-# As torch.compiler.assume_constant_result does, which imports the compiler: that takes more than a second.
-_compiled_for._dynamo_marked_constant = True  # type: ignore[attr-defined]
-
-
 def fuses(x: Tensor, activate: nn.Module, norms: Iterable[nn.Module]) -> bool:
     """Return whether each of ``norms`` runs with ``activate`` as one kernel on the device of ``x``."""
-    return activate.kernel is not None and all(map(_is_plain, norms)) and _has_kernel(x)
+    return activate.kernel is not None and all(map(_is_plain, norms)) and has_kernel("batch_norm_activation", x)
 
 
 def _is_plain(norm: nn.Module) -> bool:

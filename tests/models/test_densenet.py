@@ -10,7 +10,7 @@ from cuda_ext import batch_norm_activation as fused
 from cuda_ext import library
 from models.activations import REGISTRY, make_activation
 from models.activations.swish import Swish
-from models.layers import dense, kernels, norm_activation, parameter_count
+from models.layers import dense, fusing, kernels, norm_activation, parameter_count
 from reread.storage.errors import InputError
 
 pytestmark = pytest.mark.filterwarnings("ignore::cuda_ext.library.ReferenceWarning")
@@ -80,7 +80,7 @@ def test_imagenet_s_divides_images_by_32_and_refuses_smaller_ones():
 def by_references(monkeypatch):
     """The path that a GPU takes, with the kernels' references in their place."""
     monkeypatch.setattr(library, "_strict", False)
-    monkeypatch.setattr(norm_activation, "_has_kernel", lambda x: not norm_activation._by_modules)
+    monkeypatch.setattr(norm_activation, "has_kernel", lambda operation, x: not fusing._by_modules)
 
 
 @pytest.mark.filterwarnings("ignore::cuda_ext.library.ReferenceWarning")
@@ -111,12 +111,12 @@ def test_a_block_over_one_buffer_gives_the_losses_gradients_and_statistics_of_it
     results = []
     for by_modules in (True, False):
         own = copy.deepcopy(network).train(training)
-        with norm_activation.by_modules(by_modules):
+        with fusing.by_modules(by_modules):
             logits = own(images)
         logits.square().sum().backward()
         results.append([logits, *(parameter.grad for parameter in own.parameters()), *own.buffers()])
         if not training:
-            with torch.no_grad(), norm_activation.by_modules(by_modules):
+            with torch.no_grad(), fusing.by_modules(by_modules):
                 assert torch.equal(own(images), logits)
     for a, b in zip(*results, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-9)
@@ -145,7 +145,9 @@ def test_the_network_is_compiled_and_exported_with_its_blocks_as_operations(by_r
 def test_a_trace_asks_once_whether_the_kernels_run(monkeypatch, fits):
     asked = []
     monkeypatch.setattr(library, "runs", lambda *given: asked.append(given) or fits)
-    monkeypatch.setattr(norm_activation, "_has_kernel", lambda x: norm_activation._compiled_for(x.device, x.dtype))
+    monkeypatch.setattr(
+        norm_activation, "has_kernel", lambda operation, x: fusing._compiled_for(operation, x.device, x.dtype)
+    )
     monkeypatch.setattr(fused, "kernel", lambda *given: None)
     network = norm_activation.NormActivation(3, {"name": "relu"})
     torch._dynamo.reset()
@@ -168,10 +170,10 @@ def test_norms_that_are_not_alike_and_single_rows_take_the_modules(by_references
     network.body[1].bottleneck[0].eval()
     images = torch.randn(2, 3, 4, 4)
     first = copy.deepcopy(network)
-    with norm_activation.by_modules():
+    with fusing.by_modules():
         expected = first(images)
     torch.testing.assert_close(network(images), expected)
-    with torch.no_grad(), norm_activation.by_modules(False):
+    with torch.no_grad(), fusing.by_modules(False):
         assert network.eval()(images[:1]).shape == (1, 10)
 
 
@@ -186,7 +188,7 @@ def test_norms_that_the_kernel_does_not_compute_take_the_modules(by_references, 
     same, images = copy.deepcopy(network), torch.randn(4, 3, 8, 8)
     for training in (True, False):
         logits = network.train(training)(images)
-        with norm_activation.by_modules():
+        with fusing.by_modules():
             torch.testing.assert_close(logits, same.train(training)(images))
     for buffer, other in zip(network.buffers(), same.buffers(), strict=True):
         torch.testing.assert_close(buffer, other)
@@ -249,7 +251,7 @@ def test_no_activation_runs_as_another_where_kernels_are(by_references, name, ac
                 parameter.add_(0.5 * torch.rand_like(parameter))
     images = torch.randn(3, 3, size, size, dtype=torch.float64)
     logits = network(images)
-    with norm_activation.by_modules():
+    with fusing.by_modules():
         torch.testing.assert_close(network(images), logits, rtol=1e-9, atol=1e-9)
     kernel = activation["name"] in WITH_KERNEL and len(activation) == 1
     assert kernels(network).startswith("reference") == (kernel or activation["name"] == "swish_beta")

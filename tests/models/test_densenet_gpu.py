@@ -8,7 +8,7 @@ from torch.nn import functional
 
 import models
 from cuda_ext import library
-from models.layers import norm_activation
+from models.layers import fusing
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no NVIDIA GPU")]
 NETWORKS = {
@@ -40,7 +40,7 @@ def step(network, images, fused, dtype):
     network = copy.deepcopy(network)
     if dtype == torch.float64:
         network, images = network.double(), images.double()
-    with norm_activation.by_modules(not fused):
+    with fusing.by_modules(not fused):
         with torch.autocast("cuda", dtype=torch.bfloat16, enabled=dtype == torch.bfloat16):
             loss = functional.cross_entropy(network(images), torch.arange(16, device="cuda") % 10)
         loss.backward()

@@ -9,7 +9,7 @@ from torch.nn import functional
 
 import models
 from cuda_ext import library
-from models.layers.norm_activation import by_modules
+from models.layers.fusing import by_modules
 from models.objectives import make_objective
 from reread.batches.augmentations import Rows, alternating_flip, shrink
 from reread.training.optimisers import make_optimiser

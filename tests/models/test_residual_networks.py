@@ -10,7 +10,7 @@ from torch import nn
 
 import models
 from models.activations import REGISTRY
-from models.layers import norm_activation, parameter_count, residual
+from models.layers import fusing, norm_activation, parameter_count, residual
 from models.stochastic_depth import StochasticDepth
 from reread.planning.validation import read
 from reread.storage.errors import InputError
@@ -127,7 +127,7 @@ def test_every_network_takes_every_activation(model, activation):
 @pytest.mark.parametrize("activation", ["relu", "swish_beta"])
 def test_with_kernels_a_step_has_the_losses_gradients_and_statistics_of_the_modules(model, activation, monkeypatch):
     """The path that a GPU takes, by the kernels' references."""
-    monkeypatch.setattr(norm_activation, "_has_kernel", lambda x: not norm_activation._by_modules)
+    monkeypatch.setattr(norm_activation, "has_kernel", lambda operation, x: not fusing._by_modules)
     settings = SMALL.get(model, {"depth": 10, "growth_rate": 3, "bottleneck": False})
     images = torch.randn(3, 3, 12, 12, dtype=torch.float64)
     results = []
@@ -135,7 +135,7 @@ def test_with_kernels_a_step_has_the_losses_gradients_and_statistics_of_the_modu
         torch.manual_seed(0)
         network = models.build(model, {**settings, "activation": {"name": activation}}, description(12)).double()
         torch.manual_seed(1)
-        with norm_activation.by_modules(by_modules):
+        with fusing.by_modules(by_modules):
             logits = network(images)
         logits.square().sum().backward()
         results.append([logits, *(parameter.grad for parameter in network.parameters()), *network.buffers()])

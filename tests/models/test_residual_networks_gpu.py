@@ -9,7 +9,7 @@ from torch.nn import functional
 import models
 from cuda_ext import library
 from cuda_ext.graphs import Graphs
-from models.layers import norm_activation
+from models.layers import fusing
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no NVIDIA GPU")]
 NETWORKS = {
@@ -43,7 +43,7 @@ def step(network, images, fused, dtype):
     """Loss, gradients and statistics after one step, in float64."""
     network, images = copy.deepcopy(network).to(dtype), images.to(dtype)
     torch.manual_seed(1)
-    with norm_activation.by_modules(not fused):
+    with fusing.by_modules(not fused):
         loss = functional.cross_entropy(network(images), torch.arange(32, device="cuda") % 10)
         loss.backward()
     parts = [loss.detach()[None]], [p.grad for p in network.parameters()], list(network.buffers())
