@@ -78,6 +78,7 @@ def test_it_runs_on_the_current_stream():
     rules.it_runs_on_the_current_stream(ours, (scores, targets), torch.randn_like(scores))
 
 
+@pytest.mark.filterwarnings("ignore")
 def test_torch_compile_takes_it_whole():
     scores, targets = drawn(64, 5)
     rules.torch_compile_takes_it_whole(

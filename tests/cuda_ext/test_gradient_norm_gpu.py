@@ -55,5 +55,6 @@ def test_it_runs_on_the_current_stream():
     rules.it_runs_on_the_current_stream(norm, tensors, torch.rand_like(tensors[0]))
 
 
+@pytest.mark.filterwarnings("ignore")
 def test_torch_compile_takes_it_whole():
     rules.torch_compile_takes_it_whole(norm, drawn(LISTS[2]), LARGEST_ERROR)

@@ -29,6 +29,7 @@ def test_what_a_gpu_saves_in_the_background_is_what_it_saves_at_once(tmp_path, o
         optimiser = make_optimiser(network, Settings(optimizer={"name": optimizer}))
         writer = Writer(background)
         average = Average(network, decay)
+        images = torch.randn(4, 8, 12, 12, device="cuda")
         kept = Checkpoint(folder, network, average, optimiser, torch.amp.GradScaler("cuda", False), writer=writer)
         state = State()
         with writer.finishing():
@@ -37,7 +38,7 @@ def test_what_a_gpu_saves_in_the_background_is_what_it_saves_at_once(tmp_path, o
                     parameter.grad = torch.sin(parameter.detach()) + 1
                 optimiser.step()
                 average.update(epoch)
-                average.take_buffers()
+                average.take_buffers([(images,)])
                 state.record(dict.fromkeys(COLUMNS, 0.0), Validation(1.0, epoch, epoch))
                 kept.save(state)
             with torch.no_grad():
