@@ -6,8 +6,6 @@ the identity, norms without a scale whose biases learn 64 times as fast, and a h
 SIZES are its airbench94, 95 and 96. The other parts of its recipe are training's:
 reread/batches/augmentations/alternating_flip.py, ``lookahead_decay`` and schedule ``one_cycle``.
 
-The training is meant for ``deterministic: false``: on a GPU PyTorch has no repeatable gradient of a maximum pooling.
-
 Shape legend: N images, C channels, H x W pixels, F = 8 C filters, K classes.
 """
 
@@ -18,9 +16,9 @@ from typing import Annotated, Any, Literal
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from models.activations import make_activation
+from models.layers.max_pooling import max_pool2d
 from models.layers.norm_activation import norm_activation
 from models.layers.views import ViewAverage, Views
 from models.layers.whitening import Whitening
@@ -79,7 +77,7 @@ class Block(nn.Module):
         self.activations = nn.ModuleList(make_activation(settings.activation, outputs) for _ in widths)
 
     def forward(self, x: Tensor) -> Tensor:
-        x = functional.max_pool2d(self.convolutions[0](x), 2)
+        x = max_pool2d(self.convolutions[0](x))
         shortcut = x = norm_activation(self.norms[0], self.activations[0], x)
         x = self.convolutions[1](x)
         x = norm_activation(self.norms[1], self.activations[1], x)

@@ -12,6 +12,7 @@ from cuda_ext.dense_block import Halves, dense_block
 from cuda_ext.embedding import embedding
 from cuda_ext.finite_differences import finite_differences
 from cuda_ext.gru import gru, gru_ragged
+from cuda_ext.max_pool2d import max_pool2d
 from cuda_ext.swish import swish
 from cuda_ext.transpose import transpose
 from cuda_ext.vector_add import vector_add
@@ -54,6 +55,7 @@ CASES = {
         "attention_pooling",
     ),
     "batch_norm_activation": (norm, [(2, 3, 4, 4), (3,), (3,)], "batch_norm_activation"),
+    "max_pool2d": (max_pool2d, [(2, 3, 4, 5)], "max_pool2d"),
     "cross_entropy": (lambda x: cross_entropy(x, LABELS, 0.1), [(3, 4)], "cross_entropy"),
     "dense_block": (block, [(2, 3, 4, 4), (3,), (8,), (3,), (8,), (8, 3, 1, 1), (4, 8, 3, 3)], "dense_block"),
     "embedding": (lambda table: embedding(table, TOKENS, padding=0), [(5, 4)], "embedding"),

@@ -12,6 +12,7 @@ from cuda_ext import library
 from models.layers.fusing import by_modules
 from models.objectives import make_objective
 from reread.batches.augmentations import Rows, alternating_flip, shrink
+from reread.runtime.determinism import set_determinism
 from reread.training.optimisers import make_optimiser
 from reread.training.settings import Settings
 from reread.training.step import Step
@@ -60,6 +61,22 @@ def test_a_captured_step_learns_in_every_precision(amp):
     losses = [step((images,), target, 0.2).loss.item() for _ in range(40)]
     assert step.graphed and not step._graphs.failed
     assert losses[-1] < 0.7 * losses[0]
+
+
+def test_in_deterministic_mode_training_repeats_bit_for_bit(request):
+    set_determinism(True)
+    request.addfinalizer(lambda: set_determinism(False))
+    ends = []
+    for _ in range(2):
+        network, images, target = drawn()
+        settings = Settings(optimizer={"name": "sgd"}, learning_rate=0.2, amp="bf16")
+        device = torch.device("cuda", torch.cuda.current_device())
+        objective = make_objective(settings.objective, DESCRIPTION)
+        step = Step(network.train(), objective, make_optimiser(network, settings), settings, device)
+        for _ in range(20):
+            step((images,), target, 0.2)
+        ends.append([parameter.detach().clone() for parameter in network.parameters()])
+    assert all(map(torch.equal, *ends))
 
 
 def test_augmentations_by_row_are_those_of_the_cpu():
