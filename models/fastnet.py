@@ -118,7 +118,7 @@ class FastNet(ViewAverage):
 
     def logits(self, images: Tensor) -> Tensor:
         """images float [N, C, H, W] -> logits float32 [N, K]."""
-        x = self.activation(self.whitening(images))
+        x = self.whitening(images, self.activation)
         return self.head(self.blocks(x).amax(dim=(2, 3))).float() * self.head_scale
 
 

@@ -11,6 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from cuda_ext.patch_convolution import CHANNELS, patch_convolution
+from models.layers.fusing import has_kernel
+from models.layers.norm_activation import trained_beta
 from reread.storage.prepared import Prepared
 
 SIDE = 2
@@ -43,15 +46,26 @@ class Whitening(nn.Conv2d):
         filters = whitening_filters(images, EPSILON).to(self.weight.dtype)
         self.weight.copy_(torch.cat((filters, -filters)))
 
-    def forward(self, images: Tensor) -> Tensor:
-        """images float [n, C, H, W] -> [n, 2 D, H - 1, W - 1]; in float32, and then in autocast's type.
+    def forward(self, images: Tensor, activate: nn.Module | None = None) -> Tensor:
+        """images float [n, C, H, W] -> [n, 2 D, H - 1, W - 1], with ``activate`` applied.
 
-        Filters of small eigenvalues subtract numbers that are nearly equal.
+        In float32, and then in autocast's type: filters of small eigenvalues subtract numbers that are nearly equal.
         """
         device = images.device.type
+        dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else images.dtype
+        images = images.to(self.weight.dtype)
+        if self._has_kernel(images):
+            fused = None if trained_beta(activate) is not None else getattr(activate, "kernel", None)
+            x = patch_convolution(images, self.weight, self.bias, fused or "none", dtype)  # type: ignore[arg-type]
+            return x if activate is None or fused else activate(x)
         with torch.autocast(device, enabled=False):
-            x = super().forward(images.float())
-        return x.to(torch.get_autocast_dtype(device)) if torch.is_autocast_enabled(device) else x
+            x = super().forward(images)
+        return x.to(dtype) if activate is None else activate(x.to(dtype))
+
+    def _has_kernel(self, images: Tensor) -> bool:
+        """Return whether the kernel computes it: for fixed filters of images of its numbers of channels."""
+        fixed = not (self.weight.requires_grad or images.requires_grad)
+        return fixed and images.shape[1] in CHANNELS and has_kernel("patch_convolution", images)
 
 
 def whitening_filters(images: Tensor, epsilon: float) -> Tensor:

@@ -13,6 +13,7 @@ from cuda_ext.embedding import embedding
 from cuda_ext.finite_differences import finite_differences
 from cuda_ext.gru import gru, gru_ragged
 from cuda_ext.max_pool2d import max_pool2d
+from cuda_ext.patch_convolution import patch_convolution
 from cuda_ext.swish import swish
 from cuda_ext.transpose import transpose
 from cuda_ext.vector_add import vector_add
@@ -35,6 +36,7 @@ def block(x, *of):
     return dense_block(x, halves, training=torch.is_grad_enabled())[0]
 
 
+IMAGES, FILTERS = torch.arange(24.0).view(2, 1, 3, 4), torch.arange(32.0).view(8, 1, 2, 2)
 OFFSETS, LENGTHS = torch.tensor([0, 4, 6]), torch.tensor([2, 3])
 TOKENS, LABELS = torch.tensor([[0, 2], [4, 2]]), torch.tensor([3, 0, 1])
 # name: a function of float tensors, their shapes, and its operation in the graph.
@@ -55,6 +57,11 @@ CASES = {
         "attention_pooling",
     ),
     "batch_norm_activation": (norm, [(2, 3, 4, 4), (3,), (3,)], "batch_norm_activation"),
+    "patch_convolution": (
+        lambda bias: patch_convolution(IMAGES, FILTERS, bias, "gelu"),
+        [(8,)],
+        "patch_convolution",
+    ),
     "max_pool2d": (max_pool2d, [(2, 3, 4, 5)], "max_pool2d"),
     "cross_entropy": (lambda x: cross_entropy(x, LABELS, 0.1), [(3, 4)], "cross_entropy"),
     "dense_block": (block, [(2, 3, 4, 4), (3,), (8,), (3,), (8,), (8, 3, 1, 1), (4, 8, 3, 3)], "dense_block"),
@@ -97,7 +104,7 @@ def test_torch_compile_takes_it_whole_in_both_passes(name):
 def test_export_keeps_it_one_operation_for_any_batch(name):
     module, inputs, operation = prepared(name)
     # The others share their first size with another tensor, which is fixed here.
-    shared = operation in ("vector_add", "attention_pooling", "cross_entropy", "gru")
+    shared = operation in ("vector_add", "attention_pooling", "cross_entropy", "gru", "patch_convolution")
     first = {} if shared else {0: torch.export.Dim.AUTO}
     others = [tuple({} for _ in inputs[1:])] if inputs[1:] else []
     with torch.no_grad():
