@@ -83,7 +83,7 @@ class Block(nn.Module):
         x = norm_activation(self.norms[1], self.activations[1], x)
         if len(self.convolutions) == 2:
             return x
-        return self.activations[2](self.norms[2](self.convolutions[2](x)) + shortcut)
+        return self.activations[2](norm_activation(self.norms[2], None, self.convolutions[2](x)) + shortcut)
 
 
 class FastNet(ViewAverage):

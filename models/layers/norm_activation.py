@@ -34,18 +34,18 @@ class NormActivation(nn.Module):
 
 def norm_activation(
     norm: nn.BatchNorm2d,
-    activate: nn.Module,
+    activate: nn.Module | None,
     x: Tensor,
     statistics: tuple[Tensor, Tensor] | None = None,
     pooled: bool = False,
 ) -> Tensor:
-    """Compute activate(norm(x)), by the kernel where there is one.
+    """Compute activate(norm(x)), or the norm alone, by the kernel where there is one.
 
     With the kernel, the known mean and variance of x may be passed, and the result may be pooled as by
     ``nn.AvgPool2d(2)``.
     """
     if not fuses(x, activate, [norm]):
-        return activate(norm(x))
+        return norm(x) if activate is None else activate(norm(x))
     if norm.training:
         norm.num_batches_tracked.add_(1)  # type: ignore[union-attr]
     return fused.batch_norm_activation(
@@ -57,16 +57,20 @@ def norm_activation(
         training=norm.training,
         momentum=norm.momentum,  # type: ignore[arg-type]
         epsilon=norm.eps,
-        activation=activate.kernel,  # type: ignore[arg-type]
+        activation=_kernel_of(activate),  # type: ignore[arg-type]
         beta=trained_beta(activate),
         pooled=pooled,
         statistics=statistics,
     )
 
 
-def fuses(x: Tensor, activate: nn.Module, norms: Iterable[nn.Module]) -> bool:
+def fuses(x: Tensor, activate: nn.Module | None, norms: Iterable[nn.Module]) -> bool:
     """Return whether each of ``norms`` runs with ``activate`` as one kernel on the device of ``x``."""
-    return activate.kernel is not None and all(map(_is_plain, norms)) and has_kernel("batch_norm_activation", x)
+    return _kernel_of(activate) is not None and all(map(_is_plain, norms)) and has_kernel("batch_norm_activation", x)
+
+
+def _kernel_of(activate: nn.Module | None) -> str | None:
+    return "none" if activate is None else activate.kernel  # type: ignore[return-value]
 
 
 def _is_plain(norm: nn.Module) -> bool:
@@ -78,5 +82,5 @@ def _is_plain(norm: nn.Module) -> bool:
     return type(norm) is nn.BatchNorm2d and norm.affine and norm.track_running_stats and norm.momentum is not None
 
 
-def trained_beta(activate: nn.Module) -> Tensor | None:
+def trained_beta(activate: nn.Module | None) -> Tensor | None:
     return getattr(activate, "beta", None)
