@@ -34,7 +34,8 @@ template <int size, int bytes>
 struct Several {
   static constexpr int per_word = size == 1 ? 1 : 4 / bytes;
   static constexpr unsigned mask = bytes == 4 ? ~0u : (1u << (8 * bytes)) - 1;
-  using Word = std::conditional_t<size * bytes == 1, uint8_t, std::conditional_t<size * bytes == 2, uint16_t, unsigned>>;
+  using Short = std::conditional_t<size * bytes == 1, uint8_t, uint16_t>;
+  using Word = std::conditional_t<size * bytes <= 2, Short, unsigned>;
   unsigned words[size / per_word] = {};
 
   __device__ unsigned get(int j) const { return words[j / per_word] >> (j % per_word * 8 * bytes) & mask; }
@@ -57,9 +58,14 @@ struct Several {
 
   __device__ void store(void* to, int64_t at) const {
     char* place = static_cast<char*>(to) + at * bytes;
-    if constexpr (size * bytes == 16) __stwb(reinterpret_cast<uint4*>(place), make_uint4(words[0], words[1], words[2], words[3]));
-    else if constexpr (size * bytes == 8) *reinterpret_cast<uint2*>(place) = {words[0], words[1]};
-    else *reinterpret_cast<Word*>(place) = static_cast<Word>(words[0]);
+    if constexpr (size * bytes == 16) {
+      // An assignment would be four stores.
+      __stwb(reinterpret_cast<uint4*>(place), make_uint4(words[0], words[1], words[2], words[3]));
+    } else if constexpr (size * bytes == 8) {
+      *reinterpret_cast<uint2*>(place) = {words[0], words[1]};
+    } else {
+      *reinterpret_cast<Word*>(place) = static_cast<Word>(words[0]);
+    }
   }
 };
 
@@ -183,8 +189,8 @@ Tensor max_pool2d_backward(Tensor gradient, Tensor index, int64_t height, int64_
   STD_TORCH_CHECK(gradient.is_cuda() && gradient.dim() == 4 && gradient.is_contiguous() && index.dim() == 4 &&
                       index.is_contiguous() && index.get_device_index() == gradient.get_device_index() &&
                       index.scalar_type() == ScalarType::Byte,
-                  "max_pool2d_backward: gradient and index must be [count, rows, columns, channels], contiguous, on one "
-                  "GPU, index of bytes");
+                  "max_pool2d_backward: gradient and index must be [count, rows, columns, channels], contiguous, on "
+                  "one GPU, index of bytes");
   bool alike = gradient.size(1) == height / 2 && gradient.size(2) == width / 2;
   for (int64_t axis = 0; axis < 4; ++axis) alike = alike && gradient.size(axis) == index.size(axis);
   STD_TORCH_CHECK(alike, "max_pool2d_backward: gradient and index must be of the windows of ", height, " x ", width);

@@ -20,6 +20,8 @@ COMPUTED = (torch.float64, torch.float32)
 # What the kernels are compiled for: channels of the images, and filters for each of them.
 CHANNELS = (1, 3)
 FILTERS_PER_CHANNEL = 8
+# Bytes that the kernels move at a time.
+ALIGNMENT = 16
 
 
 def patch_convolution(
@@ -129,6 +131,8 @@ def _run_backward(dy: Tensor, images: Tensor, filters: Tensor, bias: Tensor, act
     _check_backward(dy, images, filters, bias, activation)
     run = kernel("patch_convolution_backward", images) or reference_backward
     rows = dy.movedim(1, -1).contiguous()
+    if rows.data_ptr() % ALIGNMENT:
+        rows = rows.clone()
     return run(rows, *_contiguous(images, filters, bias), ACTIVATIONS.index(activation))
 
 

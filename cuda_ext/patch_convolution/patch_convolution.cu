@@ -1,5 +1,5 @@
-// A network's first convolution: patches of 2 x 2 pixels by fixed filters, eight for each channel of the image, a trained
-// bias, and the activation behind it. The gradient is that of the bias alone.
+// A network's first convolution: patches of 2 x 2 pixels by fixed filters, eight for each channel of the image, a
+// trained bias, and the activation behind it. The gradient is that of the bias alone.
 //
 // Memory bandwidth bounds both passes. The forward pass reads the images and writes the activations; the backward pass
 // reads the images and the activations' gradients, and computes the convolution again. All arithmetic is float32:
@@ -30,8 +30,8 @@ constexpr int threads = 256;
 constexpr int warps = threads / 32;
 constexpr int side = 2;
 constexpr int filters_per_channel = 8;
-// A thread computes so many outputs of some pixels at a time: a filter's number that it reads serves all the pixels. The
-// backward pass has registers for fewer, beside its sums.
+// A thread computes so many outputs of some pixels at a time: a filter's number that it reads serves all the pixels.
+// The backward pass has registers for fewer, beside its sums.
 constexpr int group = 8;
 constexpr int forward_pixels = 4;
 constexpr int backward_pixels = 2;
@@ -95,8 +95,8 @@ struct Weights {
   }
 };
 
-// Calls `function(weights, patches, pixel)` with the patches of a thread's pixels, which lie `threads` apart from `pixel`
-// on; those past the last one are zeros.
+// Calls `function(weights, patches, pixel)` with the patches of a thread's pixels, which lie `threads` apart from
+// `pixel` on; those past the last one are zeros.
 template <int pixels_each, int channels, typename Function>
 __device__ void walk(const Patches<channels>& of, Function function) {
   using Of = Patches<channels>;
@@ -173,7 +173,9 @@ __global__ void __launch_bounds__(threads, 2) backward(Patches<channels> of, Nor
             float above[size] = {}, unused = 0;
             if (at < of.pixels()) unpack(cuda_ext::channels::load<T, size>(dy + at * outputs + first + o), above);
 #pragma unroll
-            for (int j = 0; j < size; ++j) totals[first + o + j] += activation.through(above[j], sums[p][o + j], unused);
+            for (int j = 0; j < size; ++j) {
+              totals[first + o + j] += activation.through(above[j], sums[p][o + j], unused);
+            }
           }
         }
       }
@@ -207,7 +209,8 @@ __global__ void __launch_bounds__(most_blocks) finish(const float* __restrict__ 
 void check(const Tensor& images, const Tensor& filters, const Tensor& bias, int64_t activation) {
   const int64_t channels = images.dim() == 4 ? images.size(3) : 0;
   STD_TORCH_CHECK(channels == 1 || channels == 3,
-                  "patch_convolution: images must be [count, height, width, 1 or 3], got ", images.dim(), " dimensions");
+                  "patch_convolution: images must be [count, height, width, 1 or 3], got ", images.dim(),
+                  " dimensions");
   STD_TORCH_CHECK(filters.numel() == filters_per_channel * side * side * channels * channels &&
                       bias.numel() == filters_per_channel * channels,
                   "patch_convolution: filters must be [", filters_per_channel * channels, ", ", channels, ", 2, 2]");

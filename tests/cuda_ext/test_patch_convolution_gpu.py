@@ -71,6 +71,14 @@ def test_strides_are_followed():
         assert all(map(torch.equal, with_gradient(*call), with_gradient(view.clone(), *call[1:])))
 
 
+def test_a_gradient_that_begins_between_two_packs_is_copied():
+    images, filters, bias = drawn(4, 3, 6, 5)
+    dy = torch.randn(4 * 5 * 4 * 24 + 1, device="cuda").bfloat16()[1:].view(4, 5, 4, 24).movedim(-1, 1)
+    backward = torch.ops.reread_kernels.patch_convolution_backward
+    assert dy.data_ptr() % 16
+    assert torch.equal(*(backward(d, images, filters, bias, "gelu") for d in (dy, dy.clone())))
+
+
 def test_no_images_give_a_gradient_of_zeros():
     images, filters, bias = drawn(0, 3, 4, 4)
     y, gradient = with_gradient(images, filters, bias, "gelu", torch.bfloat16)
