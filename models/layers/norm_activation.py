@@ -57,7 +57,7 @@ def norm_activation(
         training=norm.training,
         momentum=norm.momentum,  # type: ignore[arg-type]
         epsilon=norm.eps,
-        activation=_kernel_of(activate),  # type: ignore[arg-type]
+        activation=kernel_of(activate),  # type: ignore[arg-type]
         beta=trained_beta(activate),
         pooled=pooled,
         statistics=statistics,
@@ -66,10 +66,11 @@ def norm_activation(
 
 def fuses(x: Tensor, activate: nn.Module | None, norms: Iterable[nn.Module]) -> bool:
     """Return whether each of ``norms`` runs with ``activate`` as one kernel on the device of ``x``."""
-    return _kernel_of(activate) is not None and all(map(_is_plain, norms)) and has_kernel("batch_norm_activation", x)
+    return kernel_of(activate) is not None and all(map(_is_plain, norms)) and has_kernel("batch_norm_activation", x)
 
 
-def _kernel_of(activate: nn.Module | None) -> str | None:
+def kernel_of(activate: nn.Module | None) -> str | None:
+    """Return the name under which the kernels compute the activation, or none; None where they do not."""
     return "none" if activate is None else activate.kernel  # type: ignore[return-value]
 
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from cuda_ext.patch_convolution import CHANNELS, patch_convolution
 from models.layers.fusing import has_kernel
-from models.layers.norm_activation import trained_beta
+from models.layers.norm_activation import kernel_of, trained_beta
 from reread.storage.prepared import Prepared
 
 SIDE = 2
@@ -52,15 +52,15 @@ class Whitening(nn.Conv2d):
         In float32, and then in autocast's type: filters of small eigenvalues subtract numbers that are nearly equal.
         """
         device = images.device.type
-        dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else images.dtype
         images = images.to(self.weight.dtype)
+        dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else images.dtype
         if self._has_kernel(images):
-            fused = None if trained_beta(activate) is not None else getattr(activate, "kernel", None)
-            x = patch_convolution(images, self.weight, self.bias, fused or "none", dtype)  # type: ignore[arg-type]
-            return x if activate is None or fused else activate(x)
+            name = None if trained_beta(activate) is not None else kernel_of(activate)
+            x = patch_convolution(images, self.weight, self.bias, name or "none", dtype)  # type: ignore[arg-type]
+            return x if name or activate is None else activate(x)
         with torch.autocast(device, enabled=False):
-            x = super().forward(images)
-        return x.to(dtype) if activate is None else activate(x.to(dtype))
+            x = super().forward(images).to(dtype)
+        return x if activate is None else activate(x)
 
     def _has_kernel(self, images: Tensor) -> bool:
         """Return whether the kernel computes it: for fixed filters of images of its numbers of channels."""

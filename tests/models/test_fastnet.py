@@ -70,6 +70,13 @@ def test_the_first_convolution_whitens_the_patches_of_the_training_split(picture
     assert torch.equal(other.whitening.weight, network.whitening.weight)
 
 
+def test_images_of_half_precision_are_whitened_in_the_weights_own(pictures):
+    network = models.build("fastnet", SMALL, pictures.description).eval()
+    images = normalised(pictures, pictures.rows("train")).half()
+    assert torch.equal(network.whitening(images), network.whitening(images.float()))
+    assert torch.equal(network(images), network(images.float()))
+
+
 def test_without_whitening_the_first_convolution_is_drawn_and_trained(pictures):
     network = models.build("fastnet", SMALL | {"whitening": False}, pictures.description)
     before = network.whitening.weight.detach().clone()
