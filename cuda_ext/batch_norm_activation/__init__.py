@@ -141,6 +141,33 @@ def _places(x: Tensor, pooled: bool) -> list[int]:
 # What the kernels compute, in PyTorch, over matrices of rows and channels, named as in the library.
 
 
+def activated(z: Tensor, beta: Tensor | None, activation: int) -> Tensor:
+    """The activation of ``z``, by its number in ACTIVATIONS."""
+    if ACTIVATIONS[activation] == "relu":
+        return z.relu()
+    if ACTIVATIONS[activation] == "swish":
+        return z * torch.sigmoid(z if beta is None else beta * z)
+    if ACTIVATIONS[activation] == "gelu":
+        return nn.functional.gelu(z)
+    return z
+
+
+def activated_backward(dy: Tensor, z: Tensor, beta: Tensor | None, activation: int) -> tuple[Tensor, Tensor]:
+    """Equals autograd's gradients of z and of beta [1] through ``activated``; the second is empty without beta."""
+    to_beta = z.new_zeros(0 if beta is None else 1)
+    if ACTIVATIONS[activation] == "relu":
+        return torch.where(z > 0, dy, 0), to_beta
+    if ACTIVATIONS[activation] == "swish":
+        gate = torch.sigmoid(z if beta is None else beta * z)
+        rest = z * (1 - gate)
+        if beta is not None:
+            to_beta = (dy * z * gate * rest).sum().reshape(1)
+        return dy * gate * (1 + (rest if beta is None else beta * rest)), to_beta
+    if ACTIVATIONS[activation] == "gelu":
+        return torch.ops.aten.gelu_backward(dy, z), to_beta
+    return dy, to_beta
+
+
 def reference_statistics(x: Tensor) -> tuple[Tensor, Tensor]:
     """Equals ``torch.var_mean(x, dim=0, correction=0)``, in float32 or float64."""
     if x.shape[0] == 0:
@@ -164,13 +191,7 @@ def reference(
 ) -> Tensor:
     """Equals the activation of ``F.batch_norm(x, mean, variance, weight, bias, False, 0, epsilon)``,
     with columns of zeros put to it; with a height and width, ``F.avg_pool2d(..., 2)`` of it."""
-    z = (_computed(x, x) - mean) * (weight * (variance + epsilon).rsqrt()) + bias
-    if ACTIVATIONS[activation] == "relu":
-        z = z.relu()
-    elif ACTIVATIONS[activation] == "swish":
-        z = z * torch.sigmoid(z if beta is None else beta * z)
-    elif ACTIVATIONS[activation] == "gelu":
-        z = nn.functional.gelu(z)
+    z = activated((_computed(x, x) - mean) * (weight * (variance + epsilon).rsqrt()) + bias, beta, activation)
     if height:
         image = z.unflatten(0, (-1, height, width)).movedim(-1, 1)
         return rows_of(nn.functional.avg_pool2d(image, 2)).to(x.dtype)
@@ -193,17 +214,7 @@ def _reference_gradients(
     dz, centred = _computed(x, dy[:, : x.shape[1]]), _computed(x, x) - mean
     inverse = (variance + epsilon).rsqrt()
     z = centred * (weight * inverse) + bias
-    to_beta = weight.new_zeros(0 if beta is None else 1)
-    if ACTIVATIONS[activation] == "relu":
-        dz = torch.where(z > 0, dz, 0)
-    elif ACTIVATIONS[activation] == "swish":
-        gate = torch.sigmoid(z if beta is None else beta * z)
-        rest = z * (1 - gate)
-        if beta is not None:
-            to_beta = (dz * z * gate * rest).sum().reshape(1)
-        dz = dz * gate * (1 + (rest if beta is None else beta * rest))
-    elif ACTIVATIONS[activation] == "gelu":
-        dz = torch.ops.aten.gelu_backward(dz, z)
+    dz, to_beta = activated_backward(dz, z, beta, activation)
     plain, product = dz.sum(dim=0), (dz * centred).sum(dim=0)
     share = -weight * inverse / x.shape[0] if training and x.shape[0] else torch.zeros_like(weight)
     return weight * inverse * dz, product * inverse, plain, to_beta, share * inverse.square() * product, share * plain

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from cuda_ext.batch_norm_activation import ACTIVATIONS
+from cuda_ext.batch_norm_activation import ACTIVATIONS, activated, activated_backward
 from cuda_ext.library import kernel
 from cuda_ext.operation import define
 
@@ -20,8 +20,6 @@ COMPUTED = (torch.float64, torch.float32)
 # What the kernels are compiled for: channels of the images, and filters for each of them.
 CHANNELS = (1, 3)
 FILTERS_PER_CHANNEL = 8
-# Bytes that the kernels move at a time.
-ALIGNMENT = 16
 
 
 def patch_convolution(
@@ -53,22 +51,13 @@ def patch_convolution(
 
 def reference(images: Tensor, filters: Tensor, bias: Tensor, activation: int, dtype: torch.dtype) -> Tensor:
     """Equals the activation of ``F.conv2d``, rounded to ``dtype``."""
-    z = _convolved(images, filters, bias)
-    if ACTIVATIONS[activation] != "none":
-        z = {"relu": torch.relu, "swish": functional.silu, "gelu": functional.gelu}[ACTIVATIONS[activation]](z)
-    return z.to(dtype).contiguous()
+    return activated(_convolved(images, filters, bias), None, activation).to(dtype).contiguous()
 
 
 def reference_backward(dy: Tensor, images: Tensor, filters: Tensor, bias: Tensor, activation: int) -> Tensor:
     """Equals autograd's gradient of the bias."""
     z = _convolved(images, filters, bias)
-    dz = dy.to(z.dtype)
-    if ACTIVATIONS[activation] == "relu":
-        dz = torch.where(z > 0, dz, 0)
-    elif ACTIVATIONS[activation] == "swish":
-        dz = torch.ops.aten.silu_backward(dz, z)
-    elif ACTIVATIONS[activation] == "gelu":
-        dz = torch.ops.aten.gelu_backward(dz, z)
+    dz, _ = activated_backward(dy.to(z.dtype), z, None, activation)
     return dz.sum((0, 1, 2))
 
 
@@ -131,8 +120,8 @@ def _run_backward(dy: Tensor, images: Tensor, filters: Tensor, bias: Tensor, act
     _check_backward(dy, images, filters, bias, activation)
     run = kernel("patch_convolution_backward", images) or reference_backward
     rows = dy.movedim(1, -1).contiguous()
-    if rows.data_ptr() % ALIGNMENT:
-        rows = rows.clone()
+    # The kernel reads 16 bytes at a time.
+    rows = rows.clone() if rows.data_ptr() % 16 else rows
     return run(rows, *_contiguous(images, filters, bias), ACTIVATIONS.index(activation))
 
 
