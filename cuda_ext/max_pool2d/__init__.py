@@ -96,14 +96,14 @@ def _pooled(images: Tensor) -> tuple[int, int, int, int]:
     return count, height // 2, width // 2, channels
 
 
-def _rows_last(x: Tensor) -> Tensor:
+def _channels_last(x: Tensor) -> Tensor:
     """x [N, C, H, W] as [N, H, W, C], contiguous: a view where the channels are last in memory, else a copy."""
     return x.movedim(1, -1).contiguous()
 
 
 def _run(x: Tensor) -> tuple[Tensor, Tensor]:
     check(x)
-    y, index = (kernel("max_pool2d", x) or reference)(_rows_last(x))
+    y, index = (kernel("max_pool2d", x) or reference)(_channels_last(x))
     return y.movedim(-1, 1), index.movedim(-1, 1)
 
 
@@ -116,7 +116,7 @@ def _shape(x: Tensor) -> tuple[Tensor, Tensor]:
 def _run_backward(gradient: Tensor, index: Tensor, height: int, width: int) -> Tensor:
     check_backward(gradient, index, height, width)
     run = kernel("max_pool2d_backward", gradient) or reference_backward
-    return run(_rows_last(gradient), _rows_last(index), height, width).movedim(-1, 1)
+    return run(_channels_last(gradient), _channels_last(index), height, width).movedim(-1, 1)
 
 
 def _shape_backward(gradient: Tensor, index: Tensor, height: int, width: int) -> Tensor:

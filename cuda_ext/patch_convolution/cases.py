@@ -12,7 +12,7 @@ from cuda_ext.patch_convolution import DTYPES, patch_convolution
 
 # CIFAR-10's images, in the batch of fastnet's record (models/fastnet.py).
 SHAPE = (2000, 3, 32, 32)
-NUMBERS = {"none": lambda z: z, "relu": torch.relu, "swish": functional.silu, "gelu": functional.gelu}
+FUNCTIONS = {"none": lambda z: z, "relu": torch.relu, "swish": functional.silu, "gelu": functional.gelu}
 
 
 def bench_cases() -> Iterator[Case]:
@@ -71,7 +71,7 @@ def exercise() -> None:
                 images_there, filters_there, wide = (
                     tensor.detach().cpu().double() for tensor in (images, filters, bias)
                 )
-                exact = NUMBERS[activation](functional.conv2d(images_there, filters_there, wide.requires_grad_()))
+                exact = FUNCTIONS[activation](functional.conv2d(images_there, filters_there, wide.requires_grad_()))
                 (exact_gradient,) = torch.autograd.grad(exact, wide, above.cpu().double())
                 for a, b in ((y, exact), (gradient, exact_gradient)):
                     if not (a.cpu().double() - b).norm() <= limits[dtype] * (b.norm() + 1):

@@ -12,12 +12,14 @@
 // that the shape alone decides: no atomics, the same bits in every run and on every GPU.
 
 #include "../batch_norm_activation/norm.cuh"
+#include "../common/warp.cuh"
 
 #include <algorithm>
 #include <cstdint>
 
 namespace {
 
+using cuda_ext::channels::load;
 using cuda_ext::channels::Norm;
 using cuda_ext::channels::packed;
 using cuda_ext::channels::store;
@@ -95,8 +97,8 @@ struct Weights {
   }
 };
 
-// Calls `function(weights, patches, pixel)` with the patches of a thread's pixels, which lie `threads` apart from
-// `pixel` on; those past the last one are zeros.
+// Calls `function(at, first, sums)` with the convolution and the bias of each pixel `at`, of outputs first, first + 1,
+// ... A block's pixels that lie past the last one are among them: their patches are zeros.
 template <int pixels_each, int channels, typename Function>
 __device__ void walk(const Patches<channels>& of, Function function) {
   using Of = Patches<channels>;
@@ -117,7 +119,13 @@ __device__ void walk(const Patches<channels>& of, Function function) {
         patches[p][i] = at < of.pixels() ? from[i / in_a_row * of.width * channels + i % in_a_row] : 0.0f;
       }
     }
-    function(weights, patches, pixel);
+#pragma unroll
+    for (int first = 0; first < Of::outputs; first += group) {
+      float sums[pixels_each][group];
+      weights.apply(patches, first, sums);
+#pragma unroll
+      for (int p = 0; p < pixels_each; ++p) function(pixel + p * threads, first, sums[p]);
+    }
   }
 }
 
@@ -125,31 +133,16 @@ template <typename T, int channels>
 __global__ void __launch_bounds__(threads, 2) forward(Patches<channels> of, Norm norm, T* __restrict__ y) {
   constexpr int outputs = Patches<channels>::outputs, size = cuda_ext::Pack<T>::size;
   with_activation(norm, [&](const auto& activation) {
-    walk<forward_pixels>(of, [&](const auto& weights, const auto& patches, int64_t pixel) {
+    walk<forward_pixels>(of, [&](int64_t at, int first, const float (&sums)[group]) {
 #pragma unroll
-      for (int first = 0; first < outputs; first += group) {
-        float sums[forward_pixels][group];
-        weights.apply(patches, first, sums);
+      for (int o = 0; o < group; o += size) {
+        float values[size];
 #pragma unroll
-        for (int p = 0; p < forward_pixels; ++p) {
-          const int64_t at = pixel + p * threads;
-#pragma unroll
-          for (int o = 0; o < group; o += size) {
-            float values[size];
-#pragma unroll
-            for (int j = 0; j < size; ++j) values[j] = activation.value(sums[p][o + j]);
-            if (at < of.pixels()) store<T, size>(y + at * outputs + first + o, packed<T, size>(values));
-          }
-        }
+        for (int j = 0; j < size; ++j) values[j] = activation.value(sums[o + j]);
+        if (at < of.pixels()) store<T, size>(y + at * outputs + first + o, packed<T, size>(values));
       }
     });
   });
-}
-
-__device__ float warp_sum(float value) {
-#pragma unroll
-  for (int offset = 16; offset > 0; offset /= 2) value += __shfl_xor_sync(0xffffffff, value, offset);
-  return value;
 }
 
 // partials: [blocks, outputs].
@@ -160,30 +153,19 @@ __global__ void __launch_bounds__(threads, 2) backward(Patches<channels> of, Nor
   __shared__ float gathered[warps][outputs];
   float totals[outputs] = {};
   with_activation(norm, [&](const auto& activation) {
-    walk<backward_pixels>(of, [&](const auto& weights, const auto& patches, int64_t pixel) {
+    walk<backward_pixels>(of, [&](int64_t at, int first, const float (&sums)[group]) {
 #pragma unroll
-      for (int first = 0; first < outputs; first += group) {
-        float sums[backward_pixels][group];
-        weights.apply(patches, first, sums);
+      for (int o = 0; o < group; o += size) {
+        float above[size] = {}, unused = 0;
+        if (at < of.pixels()) unpack(load<T, size>(dy + at * outputs + first + o), above);
 #pragma unroll
-        for (int p = 0; p < backward_pixels; ++p) {
-          const int64_t at = pixel + p * threads;
-#pragma unroll
-          for (int o = 0; o < group; o += size) {
-            float above[size] = {}, unused = 0;
-            if (at < of.pixels()) unpack(cuda_ext::channels::load<T, size>(dy + at * outputs + first + o), above);
-#pragma unroll
-            for (int j = 0; j < size; ++j) {
-              totals[first + o + j] += activation.through(above[j], sums[p][o + j], unused);
-            }
-          }
-        }
+        for (int j = 0; j < size; ++j) totals[first + o + j] += activation.through(above[j], sums[o + j], unused);
       }
     });
   });
 #pragma unroll
   for (int o = 0; o < outputs; ++o) {
-    const float sum = warp_sum(totals[o]);
+    const float sum = cuda_ext::warp_sum(totals[o]);
     if (threadIdx.x % 32 == 0) gathered[threadIdx.x / 32][o] = sum;
   }
   __syncthreads();

@@ -19,6 +19,7 @@
 
 #include "../common/functions.cuh"
 #include "../common/launch.cuh"
+#include "../common/warp.cuh"
 
 #include <algorithm>
 #include <numeric>
@@ -125,12 +126,6 @@ __device__ void single(const Operands<T>& of, int64_t i, float beta, float& sum)
   of.result[i] = static_cast<T>(element<pass>(static_cast<float>(of.x[i]), gradient, beta, sum));
 }
 
-__device__ float warp_sum(float value) {
-#pragma unroll
-  for (int offset = 16; offset > 0; offset /= 2) value += __shfl_xor_sync(0xffffffff, value, offset);
-  return value;
-}
-
 // Block b takes part b % parts of plane b / parts: `part` elements, a multiple of a pack, or what is left of the plane.
 // Planes begin and end anywhere; the elements before a part's first whole pack and after its last are taken singly.
 template <typename T, Pass pass>
@@ -151,11 +146,11 @@ __global__ void __launch_bounds__(threads) planes(Operands<T> of, Beta beta, flo
   if (tail + threadIdx.x < end) single<T, pass>(of, tail + threadIdx.x, b[0], sum[0]);
   if constexpr (pass == Pass::backward_beta) {
     __shared__ float sums[threads / 32];
-    sum[0] = warp_sum(sum[0]);
+    sum[0] = cuda_ext::warp_sum(sum[0]);
     if (threadIdx.x % 32 == 0) sums[threadIdx.x / 32] = sum[0];
     __syncthreads();
     if (threadIdx.x < 32) {
-      sum[0] = warp_sum(threadIdx.x < threads / 32 ? sums[threadIdx.x] : 0.0f);
+      sum[0] = cuda_ext::warp_sum(threadIdx.x < threads / 32 ? sums[threadIdx.x] : 0.0f);
       if (threadIdx.x == 0) partials[blockIdx.x] = sum[0];
     }
   }

@@ -7,7 +7,7 @@ from torch.nn import functional
 from cuda_ext import library
 from cuda_ext.batch_norm_activation import ACTIVATIONS
 from cuda_ext.patch_convolution import DTYPES, patch_convolution
-from cuda_ext.patch_convolution.cases import NUMBERS, given
+from cuda_ext.patch_convolution.cases import FUNCTIONS, given
 
 quiet = pytest.mark.filterwarnings("ignore::cuda_ext.library.ReferenceWarning")
 
@@ -24,7 +24,7 @@ def test_it_is_the_convolution_with_its_activation_and_the_gradient_of_its_bias(
     images, filters, bias = drawn(*shape)
     bias.requires_grad_()
     y = patch_convolution(images, filters, bias, activation)
-    expected = NUMBERS[activation](functional.conv2d(images, filters, bias))
+    expected = FUNCTIONS[activation](functional.conv2d(images, filters, bias))
     assert y.movedim(1, -1).is_contiguous()
     torch.testing.assert_close(y, expected)
     above = torch.randn_like(expected)
@@ -67,8 +67,8 @@ def test_autocast_changes_nothing():
 @quiet
 def test_images_and_filters_get_no_gradient_and_there_is_no_second_one():
     images, filters, bias = drawn(2, 1, 4, 4)
+    bias.requires_grad_()
     for trained in (images, filters):
-        y = patch_convolution(images, filters, bias.requires_grad_())
         trained.requires_grad_()
         y = patch_convolution(images, filters, bias)
         with pytest.raises(RuntimeError, match="gradient of the bias alone: detach images and filters"):

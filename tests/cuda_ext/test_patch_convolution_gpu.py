@@ -5,7 +5,7 @@ import torch
 
 from cuda_ext.batch_norm_activation import ACTIVATIONS
 from cuda_ext.patch_convolution import patch_convolution
-from cuda_ext.patch_convolution.cases import NUMBERS, given
+from cuda_ext.patch_convolution.cases import FUNCTIONS, given
 from tests.cuda_ext import rules
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no NVIDIA GPU")]
@@ -29,7 +29,7 @@ def with_gradient(images, filters, bias, activation, dtype):
 
 def exactly(images, filters, bias, activation, dtype):
     bias = bias.detach().double().requires_grad_()
-    y = NUMBERS[activation](torch.nn.functional.conv2d(images.double(), filters.double(), bias))
+    y = FUNCTIONS[activation](torch.nn.functional.conv2d(images.double(), filters.double(), bias))
     torch.manual_seed(1)
     return y.detach(), torch.autograd.grad(y, bias, torch.randn(y.shape, device="cuda").to(dtype).double())[0]
 
@@ -91,8 +91,7 @@ def test_more_than_2_to_the_31_results():
     images, filters, bias = drawn(290_000, 1, 32, 32)
     y, gradient = with_gradient(images, filters, bias, "relu", torch.bfloat16)
     assert y.numel() > 2**31 and gradient.isfinite().all()
-    ends = [slice(0, 100), slice(-100, None)]
-    for end in ends:
+    for end in (slice(0, 100), slice(-100, None)):
         assert torch.equal(y[end], patch_convolution(images[end], filters, bias, "relu", torch.bfloat16))
 
 
