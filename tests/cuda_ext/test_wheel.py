@@ -9,29 +9,57 @@ import zipfile
 from pathlib import Path
 
 import pytest
+import torch
 
 from cuda_ext import build, wheel
 
-# Run in the other environment. On a CPU an operation is its reference.
+ON_GPU = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no NVIDIA GPU")]
+# Run in the other environment, on the device that is its argument. On a CPU an operation is its reference.
 PROGRAM = """
-import doctest, importlib, importlib.metadata, importlib.util, pathlib, warnings
+import doctest, importlib, importlib.metadata, importlib.util, pathlib, re, sys, warnings
 warnings.simplefilter("ignore")
 import reread_kernels, torch
 assert importlib.util.find_spec("cuda_ext") is None, "the environment has the project's own packages"
+torch.set_default_device(sys.argv[1])
+
+class OnAnyDevice(doctest.OutputChecker):
+    def check_output(self, want, got, optionflags):
+        return super().check_output(want, re.sub(r",\\s+device='cuda:0'", "", got), optionflags)
+
 folder = pathlib.Path(reread_kernels.__file__).parent
 paths = [path.relative_to(folder.parent).with_suffix("") for path in folder.rglob("*.py")]
 names = sorted(".".join(path.parts) for path in paths)
 tried = {}
 for name in names:
     module = importlib.import_module(name.removesuffix(".__init__"))
-    results = doctest.testmod(module)
-    assert not results.failed, name
-    tried[name.removesuffix(".__init__")] = results.attempted
+    runner = doctest.DocTestRunner(OnAnyDevice())
+    for example in doctest.DocTestFinder().find(module):
+        runner.run(example)
+    assert not runner.failures, name
+    tried[name.removesuffix(".__init__")] = runner.tries
 assert reread_kernels.__version__ == importlib.metadata.version("reread-kernels")
 assert torch.equal(torch.ops.reread_kernels.transpose(torch.eye(2, 3), "tiled"), torch.eye(3, 2))
 print(tried)
-print(reread_kernels.library.kernels(torch.device("cpu")))
+print(reread_kernels.library.kernels(torch.device(sys.argv[1])))
 """
+EXAMPLES = (
+    "vector_add",
+    "transpose",
+    "finite_differences",
+    "swish",
+    "conv2d",
+    "attention_pooling",
+    "batch_norm_activation",
+    "dense_block",
+    "embedding",
+    "cross_entropy",
+    "gradient_norm",
+    "adamw",
+    "max_pool2d",
+    "patch_convolution",
+    "gru",
+    "gru.module",
+)
 
 
 def requirements(name: str) -> set[str]:
@@ -89,40 +117,29 @@ def test_a_built_library_is_in_the_wheel(tmp_path):
         assert "reread_kernels/_build/library.json" in archive.namelist()
 
 
-def test_every_operation_s_example_runs_in_an_environment_with_torch_alone(built, tmp_path):
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=ON_GPU)])
+def test_every_operation_s_example_runs_in_an_environment_with_torch_alone(device, built, tmp_path):
+    file = built if device == "cpu" else wheel.wheel(tmp_path, build.BUILT)
     site = tmp_path / "site"
     site.mkdir()
     for name in requirements("torch"):
-        for file in importlib.metadata.files(name) or []:
-            top = file.parts[0]
+        for part in importlib.metadata.files(name) or []:
+            top = part.parts[0]
             if top != ".." and not (site / top).exists():
-                (site / top).symlink_to(file.locate().parents[len(file.parts) - 1] / top)
+                (site / top).symlink_to(part.locate().parents[len(part.parts) - 1] / top)
     subprocess.run(
-        [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index", "--target", site, built],
+        [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index", "--target", site, file],
         check=True,
     )
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
     # -S: the packages of this environment are not seen.
     done = subprocess.run(
-        [sys.executable, "-S", "-P", "-c", PROGRAM],
+        [sys.executable, "-S", "-P", "-c", PROGRAM, device],
         cwd=tmp_path, env=environment | {"PYTHONPATH": str(site)}, capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
     tried, kernels = done.stdout.splitlines()
-    for operation in (
-        "vector_add",
-        "transpose",
-        "finite_differences",
-        "swish",
-        "conv2d",
-        "attention_pooling",
-        "batch_norm_activation",
-        "dense_block",
-        "embedding",
-        "cross_entropy",
-        "gradient_norm",
-        "adamw",
-    ):
+    for operation in EXAMPLES:
         assert re.search(rf"'reread_kernels.{operation}': [1-9]", tried), operation
-    assert re.search(r"'reread_kernels.gru': [1-9]", tried) and re.search(r"'reread_kernels.gru.module': [1-9]", tried)
-    assert kernels.startswith("reference (the tensors are on the cpu")
+    expected = "reference (the tensors are on the cpu" if device == "cpu" else "extension"
+    assert kernels.startswith(expected)
