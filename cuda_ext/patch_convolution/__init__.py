@@ -13,10 +13,9 @@ from torch.nn import functional
 
 from cuda_ext.batch_norm_activation import ACTIVATIONS, activated, activated_backward
 from cuda_ext.library import kernel
-from cuda_ext.operation import define
+from cuda_ext.operation import define, refuse_mixed
 
 DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
-COMPUTED = (torch.float64, torch.float32)
 # What the kernels are compiled for: channels of the images, and filters for each of them.
 CHANNELS = (1, 3)
 FILTERS_PER_CHANNEL = 8
@@ -62,19 +61,15 @@ def reference_backward(dy: Tensor, images: Tensor, filters: Tensor, bias: Tensor
 
 
 def _convolved(images: Tensor, filters: Tensor, bias: Tensor) -> Tensor:
-    return functional.conv2d(images.movedim(-1, 1), filters, bias).movedim(1, -1)
+    with torch.autocast(images.device.type, enabled=False):
+        return functional.conv2d(images.movedim(-1, 1), filters, bias).movedim(1, -1)
 
 
 def check(images: Tensor, filters: Tensor, bias: Tensor, activation: str, dtype: torch.dtype) -> None:
     """Refuse what the kernels do not take."""
     if activation not in ACTIVATIONS:
         raise ValueError(f"patch_convolution's activation is {', '.join(ACTIVATIONS)}, got {activation!r}")
-    kinds = {(tensor.dtype, tensor.device) for tensor in (images, filters, bias)}
-    if len(kinds) > 1 or images.dtype not in COMPUTED:
-        came = ", ".join(sorted(f"{dtype} on {device}" for dtype, device in kinds))
-        raise ValueError(
-            f"patch_convolution takes images, filters and bias of float32, or of float64, on one device, got {came}"
-        )
+    refuse_mixed("patch_convolution", "images, filters and bias", (images, filters, bias))
     if images.ndim != 4 or images.shape[1] not in CHANNELS or min(images.shape[2:]) < 2:
         raise ValueError(
             f"patch_convolution takes images [N, C, H, W] of 1 or 3 channels and at least 2 x 2 pixels, "

@@ -192,7 +192,7 @@ void check(const Tensor& images, const Tensor& filters, const Tensor& bias, int6
   const int64_t channels = images.dim() == 4 ? images.size(3) : 0;
   STD_TORCH_CHECK(channels == 1 || channels == 3,
                   "patch_convolution: images must be [count, height, width, 1 or 3], got ", images.dim(),
-                  " dimensions");
+                  " dimensions and ", channels, " channels");
   STD_TORCH_CHECK(filters.numel() == filters_per_channel * side * side * channels * channels &&
                       bias.numel() == filters_per_channel * channels,
                   "patch_convolution: filters must be [", filters_per_channel * channels, ", ", channels, ", 2, 2]");

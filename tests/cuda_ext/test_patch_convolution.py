@@ -60,8 +60,12 @@ def test_the_operations_keep_pytorch_s_rules(dtype, shape):
 @quiet
 def test_autocast_changes_nothing():
     images, filters, bias = drawn(2, 3, 5, 4, dtype=torch.float32)
+    expected, bias = patch_convolution(images, filters, bias), bias.requires_grad_()
+    (gradient,) = torch.autograd.grad(patch_convolution(images, filters, bias, "gelu").sum(), bias)
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        assert patch_convolution(images, filters, bias).dtype == torch.float32
+        y = patch_convolution(images, filters, bias)
+        (there,) = torch.autograd.grad(patch_convolution(images, filters, bias, "gelu").sum(), bias)
+    assert torch.equal(y, expected) and torch.equal(there, gradient)
 
 
 @quiet
