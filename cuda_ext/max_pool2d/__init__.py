@@ -128,9 +128,13 @@ def _shape_backward(gradient: Tensor, index: Tensor, height: int, width: int) ->
 def _save(ctx: Any, inputs: tuple[Tensor], output: tuple[Tensor, Tensor]) -> None:
     ctx.save_for_backward(output[1])
     ctx.height, ctx.width = inputs[0].shape[2:]
+    # Else the index gets a gradient of zeros, which nothing reads.
+    ctx.set_materialize_grads(False)
 
 
-def _backward(ctx: Any, gradient: Tensor, _: None) -> Tensor:
+def _backward(ctx: Any, gradient: Tensor | None, _: None) -> Tensor | None:
+    if gradient is None:
+        return None
     (index,) = ctx.saved_tensors
     return torch.ops.reread_kernels.max_pool2d_backward(gradient, index, ctx.height, ctx.width)
 
@@ -147,7 +151,7 @@ def _backward_twice(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, Non
 
 define("max_pool2d(Tensor x) -> (Tensor, Tensor)", _run, _shape, backward=_backward, setup_context=_save)
 define(
-    "max_pool2d_backward(Tensor gradient, Tensor index, int height, int width) -> Tensor",
+    "max_pool2d_backward(Tensor gradient, Tensor index, SymInt height, SymInt width) -> Tensor",
     _run_backward,
     _shape_backward,
     backward=_backward_twice,

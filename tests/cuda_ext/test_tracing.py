@@ -3,6 +3,7 @@
 import pytest
 import torch
 from torch import nn
+from torch._dynamo.testing import CompileCounterWithBackend
 
 from cuda_ext.attention_pooling import attention_pooling, attention_pooling_ragged
 from cuda_ext.batch_norm_activation import batch_norm_activation
@@ -113,3 +114,15 @@ def test_export_keeps_it_one_operation_for_any_batch(name):
     assert names.count(f"reread_kernels.{operation}.default") == 1
     with torch.no_grad():
         assert torch.equal(exported.module()(*inputs), module(*inputs))
+
+
+def test_one_graph_pools_images_of_any_size_in_both_passes():
+    torch._dynamo.reset()
+    counter = CompileCounterWithBackend("aot_eager")
+    compiled = torch.compile(max_pool2d, fullgraph=True, dynamic=True, backend=counter)
+    for size in (4, 5, 7, 8):
+        x = torch.randn(size, 3, size, size + 1, requires_grad=True)
+        y = max_pool2d(x)
+        expected = torch.autograd.grad(y, x, torch.ones_like(y))
+        torch.testing.assert_close(torch.autograd.grad(compiled(x), x, torch.ones_like(y)), expected)
+    assert counter.frame_count == 1
