@@ -43,7 +43,7 @@ def batch_norm_activation(
     training: normalise by the batch's mean and variance, and move the running ones, which then follow
     ``nn.BatchNorm2d``: running + momentum (batch - running), the variance unbiased.
     activation: "none", "relu", "gelu", z times the normal distribution function of z, or "swish", z sigmoid(beta z);
-    beta: a scalar tensor, which gets a gradient if it asks for one, or None, which is 1.
+    beta: a scalar tensor, which gets a gradient if it asks for one, or None, which is 1; only swish reads it.
     pooled: x is [N, C, H, W], and the result the average of each 2 x 2, [N, C, H // 2, W // 2], as ``nn.AvgPool2d(2)``
     gives.
     statistics: the batch's mean and biased variance, if they are known: they are not computed again.
@@ -60,6 +60,8 @@ def batch_norm_activation(
     """
     if not training and running_mean is not None and running_variance is not None:
         return normalise(x, weight, bias, running_mean, running_variance, beta, activation, epsilon, False, pooled)
+    if (running_mean is None) != (running_variance is None):
+        raise ValueError("batch_norm_activation takes a running mean and a running variance, or neither")
     rows = x.numel() // max(x.shape[1], 1) if x.ndim > 1 else 0
     if rows == 1:
         raise ValueError(f"batch norm takes more than one value per channel in training, got {tuple(x.shape)}")
@@ -123,9 +125,8 @@ def _computed(x: Tensor, tensor: Tensor) -> Tensor:
 def rows_of(x: Tensor) -> Tensor:
     """x [N, C, ...] as a matrix of rows and channels: a view where the channels are neighbours, else a copy."""
     rows = x.movedim(1, -1).flatten(0, -2)
-    return (
-        rows if rows.shape[1] <= 1 or (rows.stride(1) == 1 and rows.stride(0) >= rows.shape[1]) else rows.contiguous()
-    )
+    neighbours = rows.shape[1] <= 1 or rows.stride(1) == 1
+    return rows if neighbours and rows.stride(0) >= rows.shape[1] else rows.contiguous()
 
 
 def image_of(rows: Tensor, like: Tensor, pooled: bool = False) -> Tensor:
@@ -156,7 +157,7 @@ def activated_backward(dy: Tensor, z: Tensor, beta: Tensor | None, activation: i
     """Equals autograd's gradients of z and of beta [1] through ``activated``; the second is empty without beta."""
     to_beta = z.new_zeros(0 if beta is None else 1)
     if ACTIVATIONS[activation] == "relu":
-        return torch.where(z > 0, dy, 0), to_beta
+        return torch.where(z <= 0, 0, dy), to_beta
     if ACTIVATIONS[activation] == "swish":
         gate = torch.sigmoid(z if beta is None else beta * z)
         rest = z * (1 - gate)

@@ -32,12 +32,13 @@ __device__ inline float larger(float x, float y) {
 }
 
 // An activation: its value, and dy times its derivative, with what dy gives to beta.
-struct Floored {  // relu, and none with a floor of minus infinity
-  float floor;
+struct Floored {  // relu, and none: its floor is minus infinity, and no number is at most NaN
+  float floor, closed;
   __device__ explicit Floored(const Norm& norm)
-      : floor(norm.activation == relu ? 0.0f : -INFINITY) {}
+      : floor(norm.activation == relu ? 0.0f : -INFINITY), closed(norm.activation == relu ? 0.0f : NAN) {}
   __device__ float value(float z) const { return larger(z, floor); }
-  __device__ float through(float dy, float z, float&) const { return z > floor ? dy : 0.0f; }
+  // As in PyTorch, the gradient passes a NaN.
+  __device__ float through(float dy, float z, float&) const { return z <= closed ? 0.0f : dy; }
 };
 
 struct Swish {

@@ -184,6 +184,8 @@ def test_what_it_does_not_take_is_refused_with_what_came():
         run(x, weight[:2])
     with pytest.raises(ValueError, match="scalar beta, got shape \\(3,\\)"):
         run(x, weight, activation="swish", beta=weight)
+    with pytest.raises(ValueError, match="a running mean and a running variance, or neither"):
+        batch_norm_activation(x, weight, bias, mean, None, training=True)
     with pytest.raises(ValueError, match="activation of none, relu, swish, gelu, got 'tanh'"):
         run(x, weight, activation="tanh")
     with pytest.raises(ValueError, match="x of float64, .*, got torch.int64"):
@@ -194,6 +196,21 @@ def test_what_it_does_not_take_is_refused_with_what_came():
         run(x, weight, pooled=True)
     with pytest.raises(ValueError, match="one device, got meta and cpu"):
         run(x.to("meta"), weight)
+
+
+@pytest.mark.parametrize("activation", fused.ACTIVATIONS)
+def test_a_gradient_passes_what_is_no_number_as_in_pytorch(activation):
+    z = torch.tensor([float("nan"), -float("inf"), -0.0, 0.0, 1.0], requires_grad=True)
+    number = fused.ACTIVATIONS.index(activation)
+    (expected,) = torch.autograd.grad(fused.activated(z, None, number), z, torch.ones_like(z))
+    found, _ = fused.activated_backward(torch.ones_like(z), z.detach(), None, number)
+    torch.testing.assert_close(found, expected, equal_nan=True)
+
+
+@pytest.mark.parametrize("shape", [(4, 1, 5, 5), (1, 1, 1, 3), (4, 3, 5, 5)])
+def test_rows_of_one_number_everywhere_are_copied_apart(shape):
+    rows = fused.rows_of(torch.ones(()).expand(shape))
+    assert rows.stride(0) >= rows.shape[1] and torch.equal(rows, torch.ones_like(rows))
 
 
 def test_a_second_derivative_is_refused():
