@@ -9,6 +9,7 @@ Shape legend: N images, C channels, H x W pixels.
 from collections.abc import Iterable
 
 from torch import Tensor, nn
+from torch.nn import functional
 
 from cuda_ext import batch_norm_activation as fused
 from models.activations import make_activation
@@ -41,11 +42,12 @@ def norm_activation(
 ) -> Tensor:
     """Compute activate(norm(x)), or the norm alone, by the kernel where there is one.
 
-    With the kernel, the known mean and variance of x may be passed, and the result may be pooled as by
-    ``nn.AvgPool2d(2)``.
+    statistics: the mean and variance of x, where they are known: the kernel does not compute them again. pooled: the
+    result is then pooled, as by ``nn.AvgPool2d(2)``.
     """
     if not fuses(x, activate, [norm]):
-        return norm(x) if activate is None else activate(norm(x))
+        y = norm(x) if activate is None else activate(norm(x))
+        return functional.avg_pool2d(y, 2) if pooled else y
     if norm.training:
         norm.num_batches_tracked.add_(1)  # type: ignore[union-attr]
     return fused.batch_norm_activation(
@@ -71,7 +73,7 @@ def fuses(x: Tensor, activate: nn.Module | None, norms: Iterable[nn.Module]) -> 
 
 def kernel_of(activate: nn.Module | None) -> str | None:
     """Return the name under which the kernels compute the activation, or none; None where they do not."""
-    return "none" if activate is None else activate.kernel  # type: ignore[return-value]
+    return "none" if activate is None else getattr(activate, "kernel", None)
 
 
 def _is_plain(norm: nn.Module) -> bool:

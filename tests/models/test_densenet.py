@@ -4,6 +4,8 @@ import copy
 
 import pytest
 import torch
+from torch import nn
+from torch.nn import functional
 
 import models
 from cuda_ext import batch_norm_activation as fused
@@ -162,6 +164,13 @@ def test_a_trace_asks_once_whether_the_kernels_run(monkeypatch, fits):
         compiled(torch.randn(2, 3, 4, 4))
     assert asked == [("batch_norm_activation", torch.device("cpu"), torch.float32)]
     assert any("batch_norm_activation" in target for target in graphs[0]) == fits
+
+
+@pytest.mark.parametrize("activate", [nn.ReLU(), None])
+def test_without_a_kernel_the_result_is_pooled_too(activate):
+    norm, x = nn.BatchNorm2d(3), torch.randn(2, 3, 5, 4)
+    expected = functional.avg_pool2d(norm(x) if activate is None else activate(norm(x)), 2)
+    assert torch.equal(norm_activation.norm_activation(norm, activate, x, pooled=True), expected)
 
 
 @pytest.mark.filterwarnings("ignore::cuda_ext.library.ReferenceWarning")
