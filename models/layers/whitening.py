@@ -19,7 +19,7 @@ from reread.storage.prepared import Prepared
 SIDE = 2
 # Added to the eigenvalues: what hardly varies is not raised to the level of the rest.
 EPSILON = 5e-4
-# Rows of the training split, evenly spaced, whose patches are read.
+# Rows of the training split, evenly spaced, whose patches are read: at least so many, and less than twice as many.
 ROWS = 5000
 AT_A_TIME = 1000
 
@@ -49,17 +49,20 @@ class Whitening(nn.Conv2d):
     def forward(self, images: Tensor, activate: nn.Module | None = None) -> Tensor:
         """images float [n, C, H, W] -> [n, 2 D, H - 1, W - 1], with ``activate`` applied.
 
-        In float32, and then in autocast's type: filters of small eigenvalues subtract numbers that are nearly equal.
+        In float32, or float64 of such weights, since filters of small eigenvalues subtract numbers that are nearly
+        equal; then float32 is rounded to the weights' type or to that of autocast.
         """
         device = images.device.type
-        images = images.to(self.weight.dtype)
-        dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else images.dtype
+        computed = torch.promote_types(self.weight.dtype, torch.float32)
+        images, weight, bias = (tensor.to(computed) for tensor in (images, self.weight, self.bias))  # type: ignore[union-attr]
+        autocast = torch.is_autocast_enabled(device) and computed == torch.float32
+        dtype = torch.get_autocast_dtype(device) if autocast else self.weight.dtype
         if self._has_kernel(images):
             name = None if trained_beta(activate) is not None else kernel_of(activate)
-            x = patch_convolution(images, self.weight, self.bias, name or "none", dtype)  # type: ignore[arg-type]
+            x = patch_convolution(images, weight, bias, name or "none", dtype)
             return x if name or activate is None else activate(x)
         with torch.autocast(device, enabled=False):
-            x = super().forward(images).to(dtype)
+            x = self._conv_forward(images, weight, bias).to(dtype)
         return x if activate is None else activate(x)
 
     def _has_kernel(self, images: Tensor) -> bool:

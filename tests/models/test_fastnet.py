@@ -5,6 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from torch.nn import functional
 
 import models
 from models.layers import parameter_count
@@ -75,6 +76,20 @@ def test_images_of_half_precision_are_whitened_in_the_weights_own(pictures):
     images = normalised(pictures, pictures.rows("train")).half()
     assert torch.equal(network.whitening(images), network.whitening(images.float()))
     assert torch.equal(network(images), network(images.float()))
+
+
+def test_weights_of_half_precision_whiten_in_float32(pictures):
+    whitening = models.build("fastnet", SMALL, pictures.description).whitening.bfloat16()
+    images = normalised(pictures, pictures.rows("train"))
+    expected = functional.conv2d(images, whitening.weight.float(), whitening.bias.float())
+    assert torch.equal(whitening(images), expected.bfloat16())
+
+
+def test_autocast_leaves_float64_as_it_is(pictures):
+    whitening = models.build("fastnet", SMALL, pictures.description).whitening.double()
+    images = normalised(pictures, pictures.rows("train")).double()
+    with torch.autocast("cpu", torch.bfloat16):
+        assert torch.equal(whitening(images), functional.conv2d(images, whitening.weight, whitening.bias))
 
 
 def test_without_whitening_the_first_convolution_is_drawn_and_trained(pictures):

@@ -34,7 +34,7 @@ def drawn(**settings):
     return network, images, torch.arange(64, device="cuda") % 10
 
 
-@pytest.mark.parametrize("activation", ["relu", "swish", "swish_beta"])
+@pytest.mark.parametrize("activation", ["gelu", "relu", "swish", "swish_beta"])
 @pytest.mark.parametrize("convolutions", [2, 3])
 def test_kernels_and_modules_agree(activation, convolutions, monkeypatch):
     monkeypatch.setattr(library, "_strict", True)
@@ -49,6 +49,14 @@ def test_kernels_and_modules_agree(activation, convolutions, monkeypatch):
         gradients = [parameter.grad.flatten() for parameter in own.parameters() if parameter.requires_grad]
         results.append(torch.cat([loss.detach()[None], *gradients]).double())
     assert float((results[0] - results[1]).norm() / results[1].norm()) < (0.02 if activation == "relu" else 1e-3)
+
+
+def test_weights_of_half_precision_whiten_in_float32(monkeypatch):
+    monkeypatch.setattr(library, "_strict", True)
+    network, images, _ = drawn()
+    whitening = network.bfloat16().whitening
+    expected = functional.conv2d(images.double(), whitening.weight.double(), whitening.bias.double()).bfloat16()
+    torch.testing.assert_close(whitening(images), expected)
 
 
 @pytest.mark.parametrize("amp", ["fp32", "bf16", "fp16"])
