@@ -116,14 +116,6 @@ def test_one_number_everywhere_is_read_with_its_strides(shape):
         assert all(map(torch.equal, found, expected))
 
 
-@pytest.mark.parametrize("activation", ["none", "relu"])
-def test_a_gradient_passes_what_is_no_number_as_in_pytorch(activation):
-    x = numbers(6, 8)
-    x[0], x[1], x[2] = float("nan"), -float("inf"), 0
-    results = both(x, *vectors(8), activation, training=False)
-    torch.testing.assert_close(results[0][1].double(), results[1][1], equal_nan=True)
-
-
 def test_parts_of_a_dense_block_equal_their_references():
     """Beside the channels nothing changes, and padded columns are zero."""
     device = torch.device("cuda")

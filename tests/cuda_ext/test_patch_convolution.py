@@ -58,6 +58,17 @@ def test_the_operations_keep_pytorch_s_rules(dtype, shape):
 
 
 @quiet
+@pytest.mark.parametrize("activation", ["none", "relu"])
+def test_the_gradient_passes_what_is_no_number_as_in_pytorch(activation):
+    images, filters, bias = drawn(2, 3, 9, 9)
+    images[0, :, 1, 1], images[1, :, 4, 4] = float("nan"), -float("inf")
+    bias.requires_grad_()
+    expected = FUNCTIONS[activation](functional.conv2d(images, filters, bias))
+    (found,) = torch.autograd.grad(patch_convolution(images, filters, bias, activation).sum(), bias)
+    torch.testing.assert_close(found, torch.autograd.grad(expected.sum(), bias)[0])
+
+
+@quiet
 def test_autocast_changes_nothing():
     images, filters, bias = drawn(2, 3, 5, 4, dtype=torch.float32)
     expected, bias = patch_convolution(images, filters, bias), bias.requires_grad_()

@@ -27,11 +27,12 @@ def with_gradient(images, filters, bias, activation, dtype):
     return y.detach(), torch.autograd.grad(y, bias, torch.randn(y.shape, device="cuda").to(dtype))[0]
 
 
-def exactly(images, filters, bias, activation, dtype):
-    bias = bias.detach().double().requires_grad_()
-    y = FUNCTIONS[activation](torch.nn.functional.conv2d(images.double(), filters.double(), bias))
+def exactly(images, filters, bias, activation, dtype, device="cuda"):
+    images, filters, bias = (tensor.detach().to(device, torch.float64) for tensor in (images, filters, bias))
+    y = FUNCTIONS[activation](torch.nn.functional.conv2d(images, filters, bias.requires_grad_()))
     torch.manual_seed(1)
-    return y.detach(), torch.autograd.grad(y, bias, torch.randn(y.shape, device="cuda").to(dtype).double())[0]
+    dy = torch.randn(y.shape, device="cuda").to(dtype).to(device, torch.float64)
+    return y.detach(), torch.autograd.grad(y, bias, dy)[0]
 
 
 @pytest.mark.parametrize("activation", ACTIVATIONS)
@@ -77,6 +78,15 @@ def test_a_gradient_that_begins_between_two_packs_is_copied():
     backward = torch.ops.reread_kernels.patch_convolution_backward
     assert dy.data_ptr() % 16
     assert torch.equal(*(backward(d, images, filters, bias, "gelu") for d in (dy, dy.clone())))
+
+
+@pytest.mark.parametrize("activation", ["none", "relu"])
+def test_the_gradient_passes_what_is_no_number_as_in_pytorch(activation):
+    images, filters, bias = drawn(2, 3, 9, 9)
+    images[0, :, 1, 1], images[1, :, 4, 4] = float("nan"), -float("inf")
+    call = (images, filters, bias, activation, torch.float32)
+    # On the CPU: cuDNN may choose an algorithm that spreads what is no number over an image.
+    torch.testing.assert_close(with_gradient(*call)[1].double().cpu(), exactly(*call, device="cpu")[1])
 
 
 def test_no_images_give_a_gradient_of_zeros():
