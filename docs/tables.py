@@ -711,11 +711,13 @@ def choices() -> Table:
             equal = equivalents(best, decided) - losers
             measured = variants[best]["test"][score] if best in variants else {"mean": baselines[best]["test"][score]}
             shown = interval(measured, 4, sign=False) if "low" in measured else f"{measured['mean']:.4f}"
+            about = [f"`{data}` ({plan['data'][data]['kind']})", f"`{path.parent.name}`"]
             rows.append(
-                [f"`{data}` ({plan['data'][data]['kind']})", f"`{best}`", f"{metric_words(score)} {shown}"]
+                [*about, f"`{best}`", f"{metric_words(score)} {shown}"]
                 + [listed(names) for names in (equal, losers, set(means) - losers - equal - {best})]
             )
-    return ["data", "best on validation", "its test score", "equivalent", "shown worse", "not decided"], rows
+    head = ["data", "experiment", "best on validation", "its test score"]
+    return [*head, "equivalent", "shown worse", "not decided"], rows
 
 
 def loser(verdict: dict[str, Any]) -> str | None:
@@ -1014,7 +1016,7 @@ def gpu_seconds() -> Table:
         taken = [experiment["gpu_seconds"][stage] for stage in ("training", "evaluation")]
         cells = [f"`{experiment['experiment']}`", str(experiment["runs"]), str(experiment["runs_per_gpu"])]
         rows.append([*cells, *map(str, taken), f"{sum(taken) / experiment['runs']:.1f}"])
-    return ["experiment", "runs", "at once", "training, s", "evaluation, s", "together per run, s"], rows
+    return ["experiment", "runs", "runs at once", "training, s", "evaluation, s", "together per run, s"], rows
 
 
 def speed_records() -> Table:
