@@ -74,10 +74,11 @@ def command(
         print_runs(jobs, as_json)
         return
     if flow:
-        from flows.claim import claim
         from reread.commands.servers import prefect_session
 
         with progress(as_json=True), prefect_session():
+            from flows.claim import claim
+
             claim(str(file), given.seed_list, environment, machine, workers, no_cache)
     elif on_slurm:
         from tasks.claim import run_commands_on_slurm

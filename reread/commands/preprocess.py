@@ -26,10 +26,11 @@ def command(
     if data:
         plan = plan.select_data(data)
 
-    from flows.preprocess import preprocess
     from reread.commands.servers import prefect_session
 
     with progress(as_json), prefect_session():
+        from flows.preprocess import preprocess
+
         folders = preprocess(experiment, plan=plan, fresh=no_cache)
     if as_json:
         print_json({"prepared": list(folders.values())})

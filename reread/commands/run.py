@@ -66,11 +66,12 @@ def command(
         return
     start = time.monotonic()
 
-    from flows.pipeline import pipeline
     from reread.commands.servers import prefect_session
     from tasks.progress import say
 
     with progress(as_json), prefect_session():
+        from flows.pipeline import pipeline
+
         report = Path(pipeline(experiment, plan=plan, fresh=no_cache, wait=not no_wait))
     if as_json:
         print_json(results_of(report))

@@ -16,7 +16,7 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -172,7 +172,7 @@ def login(console: Console) -> str:
     return project_auth() if console.is_terminal else f"what {SECRET} has"
 
 
-def client_settings(client: dict[str, str]) -> contextlib.AbstractContextManager[object]:
+def client_settings(client: Mapping[str, str | None]) -> contextlib.AbstractContextManager[object]:
     """Let Prefect's clients in the block use these variables."""
     from prefect import settings
 
@@ -243,9 +243,14 @@ class Servers:
         self.ports.close()
 
     def start(self, *servers: Server) -> None:
-        """Start ``servers`` and wait until each answers; use one that another terminal runs for this folder.
+        """Start ``servers`` and wait until each answers."""
+        self.launch(*servers)
+        self.wait(*servers)
 
-        InputError when another program has a port, ServerFailed when a server ends while it starts.
+    def launch(self, *servers: Server) -> None:
+        """Start the processes of ``servers``; use one that another terminal runs for this folder.
+
+        InputError when another program has a port.
         """
         for server in servers:
             if server.port:
@@ -257,6 +262,9 @@ class Servers:
             process = server.start()
             print(process.pid, file=self.guard.stdin, flush=True)
             self.running.append((server, process))
+
+    def wait(self, *servers: Server) -> None:
+        """Wait until each of ``servers`` answers; ServerFailed when one ends before that."""
         for server in servers:
             deadline = time.monotonic() + START_SECONDS
             while server.health and not _answers(server.health):
@@ -303,9 +311,15 @@ def prefect_session() -> Iterator[None]:
     # Prefect's threads deliver their last logs and events when the interpreter ends, and wait forever for a server
     # that is gone: it is stopped after them.
     atexit.register(servers.__exit__)
-    servers.start(prefect_server(port))
+    server = prefect_server(port)
+    servers.launch(server)
+    import flows.definition  # noqa: F401 (while the server starts: each takes seconds)
+
+    servers.wait(server)
     say(f"Prefect: http://{HOST}:{port} while this runs (log in with what {SECRET} has)")
-    with client_settings(client_of(port)), _cancelled_when_interrupted():
+    # Nobody watches heartbeats on a server that ends with this process, and each flow would end up to a second later.
+    client = {**client_of(port), "PREFECT_FLOWS_HEARTBEAT_FREQUENCY": None}
+    with client_settings(client), _cancelled_when_interrupted():
         yield
 
 

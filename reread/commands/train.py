@@ -32,12 +32,13 @@ def command(
 ) -> None:
     plan = plan_of(experiment, variants, seeds, overrides, on)
 
-    from flows.train import train
     from reread.commands.servers import prefect_session
 
     # Training fetches no data, as `reread run` does: what is missing is refused before a server is started.
     plan.preparations()
     with progress(as_json), prefect_session():
+        from flows.train import train
+
         runs = train(experiment, plan=plan, fresh=no_cache, wait=not no_wait)
     if as_json:
         print_json({"runs": runs})

@@ -98,8 +98,10 @@ from urllib.error import HTTPError
 from urllib.request import urlopen
 from reread.commands.servers import prefect_session
 from prefect.client.orchestration import get_client
+from prefect.settings import get_current_settings
 with prefect_session(), get_client(sync_client=True) as client:
     print("flows:", len(client.read_flows()), flush=True)
+    print("heartbeat:", get_current_settings().flows.heartbeat_frequency, flush=True)
     try:
         urlopen(f"{client.api_url}version")
     except HTTPError as error:
@@ -119,7 +121,7 @@ def test_commands_that_start_at_once_in_a_fresh_clone_all_have_a_server(project)
     for command in commands:
         printed, _ = command.communicate(timeout=300)
         assert command.returncode == 0 and "flows: 0" in printed, printed
-        assert "without a password: 401" in printed, printed
+        assert "heartbeat: None" in printed and "without a password: 401" in printed, printed
     # The log of a session ends with it, unless the session fails and names it.
     assert list((project.directory / ".prefect").glob("*.log")) == []
     broken = {"PREFECT_API_DATABASE_CONNECTION_URL": "nonsense://"}
