@@ -109,6 +109,34 @@ with prefect_session(), get_client(sync_client=True) as client:
 """
 
 
+# Many clients write at once, none of which tries again.
+CROWD = """
+import asyncio
+from collections import Counter
+import httpx
+from prefect.client.orchestration import get_client
+from prefect import flow
+from prefect.settings import PREFECT_API_AUTH_STRING
+from reread.commands.servers import prefect_session
+
+async def written(url, flow_run):
+    auth = tuple(PREFECT_API_AUTH_STRING.value().split(":"))
+    async with httpx.AsyncClient(base_url=url, auth=auth, timeout=60) as client:
+        async def write(number):
+            task_run = {"flow_run_id": flow_run, "task_key": "task", "dynamic_key": str(number)}
+            return (await client.post("task_runs/", json=task_run)).status_code
+        return Counter(await asyncio.gather(*map(write, range(80))))
+
+with prefect_session(), get_client(sync_client=True) as client:
+    flow_run = client.create_flow_run(flow(lambda: None, name="crowd"))
+    print(dict(asyncio.run(written(str(client.api_url), str(flow_run.id)))), flush=True)
+"""
+
+
+def test_writers_wait_for_each_other(project):
+    assert project.run("python", "-c", CROWD).stdout.splitlines()[-1] == "{201: 80}"
+
+
 def test_commands_that_start_at_once_in_a_fresh_clone_all_have_a_server(project):
     shutil.rmtree(project.directory / ".prefect")
     commands = [
