@@ -5,9 +5,10 @@ homes inside the project, nothing sent to anybody, and one thread a process befo
 user has set stays as it is.
 """
 
-import gc
 import os
 from pathlib import Path
+
+from reread.runtime.garbage import collect_less
 
 DEFAULTS = {
     "PREFECT_HOME": str(Path.cwd() / ".prefect"),
@@ -35,8 +36,7 @@ SET_HERE = {name for name in DEFAULTS if name not in os.environ}
 for name, value in DEFAULTS.items():
     os.environ.setdefault(name, value)
 
-# All that is imported stays: with Python's thresholds a sixth of a command's start goes into looking for garbage in it.
-gc.set_threshold(50_000, 20, 100)
+collect_less()
 
 
 def users_environment() -> dict[str, str]:

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from reread.evaluation.run import evaluate_run
+from reread.runtime.garbage import collect_less
 from reread.storage.errors import InputError, command
 from reread.storage.files import read_object
 from reread.storage.ledger import open_run_test_split
@@ -47,6 +48,7 @@ def recorded(run: Path, prepared: Path) -> AbstractContextManager[Any]:
 
 @command
 def main(arguments: list[str] | None = None) -> int:
+    collect_less()
     parser = argparse.ArgumentParser(prog="python -m reread.evaluation", description="Evaluate finished runs.")
     parser.add_argument("folders", type=Path, nargs="+", metavar="RUN [PREPARED]")
     parser.add_argument("--test", action="store_true", help="read the test split too, when all choices are made")

@@ -1,1 +1,1 @@
-"""The process and its device: GPU leases and determinism, for training and evaluation."""
+"""The process and its device: GPU leases, determinism and garbage collection, for training and evaluation."""

@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 import models
+from reread.runtime.garbage import collect_less
 from reread.storage.errors import InputError, OutOfMemory, command, printable
 from reread.storage.files import below, read_json
 from reread.storage.locks import is_held, run_lock
@@ -49,8 +50,7 @@ CROWDED = 3
 
 @command
 def main(arguments: list[str] | None = None) -> int:
-    # All that is imported stays: fewer searches for garbage in it save a tenth of the start.
-    gc.set_threshold(50_000, 20, 100)
+    collect_less()
     parser = argparse.ArgumentParser(
         prog="python -m reread.training",
         description="Train networks, each with one seed, one after the other.",
