@@ -14,7 +14,7 @@ from reread.evaluation.baselines import Baseline
 from reread.evaluation.folds import Repetition
 from reread.evaluation.records import RunRecord
 from reread.evaluation.repeated_baseline import RepeatedBaseline
-from reread.evaluation.trials import best_variant, tuned
+from reread.evaluation.trials import best_baseline, best_variant, tuned
 from reread.goals import bounds, goal
 from reread.verdicts.statistics import mean_interval, rounded
 
@@ -213,14 +213,16 @@ def champions(variants: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, 
 def champion_of(data: str, metrics: Mapping[str, Any]) -> tuple[str, float | None]:
     """Return the champion of a data set and its validation score: a variant, or a baseline that is better than all.
 
-    metrics: metrics.json. A baseline is named by its key, as in ``metrics["baselines"]``.
+    metrics: metrics.json, whose order does not count: a baseline as good as the best variant is not the champion, and
+    of two equal baselines ``best_baseline`` is. A baseline is named by its key, as in ``metrics["baselines"]``.
     """
     best = metrics["champions"][data]
     name, mean = best["variant"], best["mean"]
-    for key, baseline in metrics["baselines"].get(data, {}).items():
-        value = baseline["validation"][best["metric"]]
+    if baselines := metrics["baselines"].get(data):
+        key = best_baseline(baselines, best["metric"])
+        value = baselines[key]["validation"][best["metric"]]
         if value is not None and (mean is None or value > mean):
-            name, mean = key, value
+            return key, value
     return name, mean
 
 

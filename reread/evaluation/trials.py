@@ -22,12 +22,21 @@ def tuned(trials: Mapping[str, Sequence[str]], variants: Mapping[str, Mapping[st
 
 def best_variant(names: Sequence[str], variants: Mapping[str, Mapping[str, Any]]) -> str:
     """Return the name with the best mean validation score; ties: fewer parameters, then the name."""
+    scores = {name: variants[name]["validation"][variants[name]["score"]]["mean"] for name in names}
+    return _best(scores, variants)
 
+
+def best_baseline(baselines: Mapping[str, Mapping[str, Any]], metric: str) -> str:
+    """Return the name of the baseline with the best validation score; ties as of ``best_variant``."""
+    return _best({name: baseline["validation"][metric] for name, baseline in baselines.items()}, baselines)
+
+
+def _best(scores: Mapping[str, float | None], about: Mapping[str, Mapping[str, Any]]) -> str:
     def rank(name: str) -> tuple[float, int, str]:
-        mean = variants[name]["validation"][variants[name]["score"]]["mean"]
-        return (math.inf if mean is None else -mean, variants[name]["parameters"], name)
+        score = scores[name]
+        return (math.inf if score is None else -score, about[name]["parameters"], name)
 
-    return min(names, key=rank)
+    return min(scores, key=rank)
 
 
 def at_an_end(choice: Mapping[str, Any]) -> list[str]:

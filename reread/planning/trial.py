@@ -22,6 +22,7 @@ import yaml
 
 import models
 from reread import kinds
+from reread.evaluation.trials import best_baseline
 from reread.goals import goal, metric_words
 from reread.planning.experiment import EXPERIMENTS, PARAMETERS_FILE, merged
 from reread.planning.plan import Plan
@@ -268,8 +269,7 @@ def tuned(experiment: Mapping[str, Any], tuning: Plan, metrics: Mapping[str, Any
     }
     metric = experiment["metric"]
     network = max(chosen, key=lambda name: metrics["variants"][chosen[name]]["validation"][metric]["mean"] or 0.0)
-    baselines = metrics["baselines"][data]
-    baseline = max(baselines, key=lambda name: baselines[name]["validation"][metric] or 0.0)
+    baseline = best_baseline(metrics["baselines"][data], metric)
     trials = sorted({len(choice["trials"]) for choice in metrics["tuned"].values()})
     notes = {
         "experiment": tuning_name(experiment["defaults"]["data"]),

@@ -542,6 +542,17 @@ def test_a_baseline_that_is_better_on_validation_is_the_champion_and_the_report_
     assert ">champion</span>" in row and page.count(">champion</span>") == 1 and 'class="best"' in row
 
 
+@pytest.mark.parametrize("order", [("tf-idf", "char-svm"), ("char-svm", "tf-idf")])
+def test_of_two_equal_baselines_the_smaller_is_the_champion_in_whatever_order_metrics_json_has_them(order):
+    """It is written with sorted names, and the champion is registered from what was not written yet."""
+    baselines = {name: {"validation": {"accuracy": 1.0}, "parameters": len(name)} for name in order}
+    best = {"variant": "han", "metric": "accuracy", "mean": 0.9}
+    metrics = {"champions": {"corpus": best}, "baselines": {"corpus": baselines}}
+    assert champion_of("corpus", metrics) == ("tf-idf", 1.0)
+    best["mean"] = 1.0
+    assert champion_of("corpus", metrics) == ("han", 1.0)
+
+
 def test_the_terminal_table(tools, tmp_path, texts, text_data):
     experiment, records = texts
     report = evaluate_experiment(
