@@ -6,6 +6,7 @@ reread evaluate --experiment imdb --so-far      while some runs are missing
 REREAD_MACHINE=machine.json reread evaluate --experiment imdb      runs that another machine trained
 """
 
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -23,6 +24,7 @@ from reread.commands.options import (
     progress,
     results_of,
 )
+from reread.planning.entrance import read_experiment, unset_margin
 
 
 def command(
@@ -35,12 +37,15 @@ def command(
     ] = False,
     as_json: AsJson = False,
 ) -> None:
+    for line in unset_margin(read_experiment(experiment, variants, seeds, overrides or ()), variants):
+        print(f"note: {line}", file=sys.stderr, flush=True)
     plan = plan_of(experiment, variants, seeds, overrides)
 
-    from flows.evaluate import evaluate
     from reread.commands.servers import prefect_session
 
     with progress(as_json), prefect_session():
+        from flows.evaluate import evaluate
+
         report = Path(evaluate(experiment, plan=plan, so_far=so_far))
     if as_json:
         print_json(results_of(report))

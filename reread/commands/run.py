@@ -36,7 +36,7 @@ from reread.commands.options import (
     progress,
     results_of,
 )
-from reread.planning.entrance import read_experiment, undecidable
+from reread.planning.entrance import read_experiment, undecidable, unset_margin
 from reread.storage.errors import InputError
 
 if TYPE_CHECKING:
@@ -58,8 +58,11 @@ def command(
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    for line in undecidable(read_experiment(experiment, variants, seeds, overrides or ()), variants, seeds):
+    read = read_experiment(experiment, variants, seeds, overrides or ())
+    for line in undecidable(read, variants, seeds):
         print(f"warning: {line}", file=sys.stderr, flush=True)
+    for line in unset_margin(read, variants):
+        print(f"note: {line}", file=sys.stderr, flush=True)
     plan = plan_of(experiment, variants, seeds, overrides, on)
     if dry_run:
         print_plan(plan, as_json)

@@ -1,10 +1,10 @@
 """What can be refused or warned of at the entrance, from the experiment's files alone: torch is not imported."""
 
-from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any
 
 from reread.goals import available, goal, output_titles
-from reread.planning.experiment import Experiment, load_experiment, networks, with_trials
+from reread.planning.experiment import EXPERIMENTS, Experiment, load_experiment, networks, with_trials
 from reread.planning.schema import SEEDS
 from reread.storage.errors import InputError, refuse_unknown
 from reread.verdicts.seeds import least_seeds
@@ -37,14 +37,12 @@ def undecidable(
     experiment: "Experiment | Plan", variants: list[str] | None = None, seeds: list[int] | None = None
 ) -> list[str]:
     """Return a line where so few seeds can reach no verdict, or no difference, whatever they measure."""
-    chosen = set(with_trials(variants or experiment.variants, experiment.trials))
-    count = sum(set(networks(comparison)) <= chosen for comparison in experiment.comparisons)
-    number = len(seeds or experiment.seeds)
+    comparisons = _comparisons_of(experiment, variants)
+    count, number = len(comparisons), len(seeds or experiment.seeds)
     # Two networks need fewer seeds than one network and a figure.
     figures = all(
         comparison.get("reference") is not None or (len(networks(comparison)) == 1 and experiment.folds is None)
-        for comparison in experiment.comparisons
-        if set(networks(comparison)) <= chosen
+        for comparison in comparisons
     )
     alpha = experiment.alpha_of_a_look
     needed, for_equivalence = (least_seeds(alpha, count, sides, figures) for sides in (2, 1))
@@ -53,5 +51,19 @@ def undecidable(
     of_them = f"{number} seed{'s' * (number != 1)}"
     decides = f"decide{'s' * (number == 1)} nothing"
     what = decides if number < for_equivalence else "can show equivalence and no difference"
-    comparisons = f"{count} comparison{'s' * (count != 1)}"
-    return [f"{of_them} {what}: a difference needs {needed} of each variant ({comparisons}, alpha {alpha})"]
+    of_all = f"{count} comparison{'s' * (count != 1)}"
+    return [f"{of_them} {what}: a difference needs {needed} of each variant ({of_all}, alpha {alpha})"]
+
+
+def unset_margin(experiment: Experiment, variants: list[str] | None = None) -> list[str]:
+    """Return a line where a comparison is judged by a margin that nobody has set."""
+    if experiment.margin_given or all("equivalence_margin" in each for each in _comparisons_of(experiment, variants)):
+        return []
+    path = EXPERIMENTS / f"{experiment.name}.yaml"
+    return [f"{path} sets no equivalence_margin: {experiment.equivalence_margin:g} is used"]
+
+
+def _comparisons_of(experiment: "Experiment | Plan", variants: list[str] | None) -> list[Mapping[str, Any]]:
+    """Return the comparisons both of whose sides are chosen."""
+    chosen = set(with_trials(variants or experiment.variants, experiment.trials))
+    return [comparison for comparison in experiment.comparisons if set(networks(comparison)) <= chosen]

@@ -113,10 +113,12 @@ class Design:
 class Experiment(Design):
     """One experiment as its files have it, with the settings of each variant merged.
 
-    summary: the trial of a grid that summary.json shows; None for the best.
+    summary: the trial of a grid that summary.json shows; None for the best. margin_given: whether its file sets the
+    equivalence margin.
     """
 
     variants: dict[str, VariantSettings]
+    margin_given: bool
     summary: str | None = None
 
     @property
@@ -215,6 +217,7 @@ def load_experiment(
         seeds=tuple(file.seeds),
         comparisons=tuple(_comparisons(file.comparisons, built, f"{path}: comparisons")),
         equivalence_margin=file.equivalence_margin,
+        margin_given="equivalence_margin" in file.model_fields_set,
         alpha=file.alpha,
         evaluate_on=file.evaluate_on,
         metric=file.metric,

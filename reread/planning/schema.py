@@ -16,6 +16,7 @@ MERGE = "tag:yaml.org,2002:merge"  # of `<<`
 MAX_BYTES = 1_000_000
 MAX_NODES = 100_000  # also those that aliases repeat: nested aliases grow a small file without bounds
 SEEDS = 2**63  # how many there are: torch takes a seed as a signed integer of 64 bits
+EQUIVALENCE_MARGIN = 0.01  # where an experiment sets none
 
 
 def _printable(text: str) -> str:
@@ -162,7 +163,7 @@ class ExperimentFile(File):
     grid: Grid = {}
     search: Search | None = None
     comparisons: list[ComparisonGroup] = []
-    equivalence_margin: Margin = 0.01
+    equivalence_margin: Margin = EQUIVALENCE_MARGIN
     alpha: Annotated[float, Field(gt=0, lt=1)] = 0.05
     evaluate_on: Annotated[str, Field(pattern="^(validation|test)$")] = "validation"
     metric: Text | None = None

@@ -26,7 +26,7 @@ from reread.evaluation.trials import best_baseline
 from reread.goals import goal, metric_words
 from reread.planning.experiment import EXPERIMENTS, PARAMETERS_FILE, merged
 from reread.planning.plan import Plan
-from reread.planning.schema import read_yaml
+from reread.planning.schema import EQUIVALENCE_MARGIN, read_yaml
 from reread.planning.search import trial
 from reread.planning.space import flat
 from reread.planning.tuning import EPOCHS, at, choices_of, edges, sections, tuning_name
@@ -117,21 +117,25 @@ def short_name(network: str) -> str:
 def experiment_of(
     name: str, entry: DataSetEntry, tuning: Mapping[str, Any], seeds: int | None = None
 ) -> dict[str, Any]:
-    """Return the experiment before tuning. seeds: None for as many as an earlier one had, or SEEDS."""
+    """Return the experiment before tuning. seeds: None for as many as an earlier one had, or SEEDS.
+
+    The margin is that of the earlier one too.
+    """
     variants = {
         variant: {key: section[key] for key in section if key != "grid"}
         for variant, section in tuning["variants"].items()
     }
     baseline = kinds.baselines_of(entry.kind, entry.task)[0].name
-    earlier = written(name).get("seeds", list(range(SEEDS)))
+    earlier = written(name)
     return {
         "title": f"{name}: networks and baselines that read it",
         "metric": tuning["metric"],
         "withhold_untuned": True,
         "defaults": {"data": name},
         "variants": variants,
-        "seeds": list(range(seeds)) if seeds else earlier,
+        "seeds": list(range(seeds)) if seeds else earlier.get("seeds", list(range(SEEDS))),
         "comparisons": [comparison(name, next(iter(variants)), baseline, tuning["metric"])],
+        "equivalence_margin": earlier.get("equivalence_margin", EQUIVALENCE_MARGIN),
         "evaluate_on": "test",
     }
 
@@ -169,6 +173,7 @@ def with_folds(
         "variants": variants,
         "seeds": list(range(seeds)) if seeds else earlier.get("seeds", list(range(SEEDS))),
         "comparisons": [{"name": network, **claim(name, network, baseline, chosen)} for network in variants],
+        "equivalence_margin": earlier.get("equivalence_margin", EQUIVALENCE_MARGIN),
         "evaluate_on": "test",
     }
 

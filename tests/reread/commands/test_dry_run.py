@@ -47,6 +47,20 @@ def test_what_can_be_reached_is_printed(reread, folder):
     assert answer["plan"]["name"] == "tiny" and answer["plan"]["key"]
 
 
+def test_a_margin_that_is_not_set_is_noted_before_anything_is_run_or_evaluated(reread, folder, capsys):
+    file = folder / "experiments/tiny.yaml"
+    lines = file.read_text(encoding="utf-8").splitlines(keepends=True)
+    file.write_text("".join(line for line in lines if "equivalence_margin" not in line), encoding="utf-8")
+    note = "note: experiments/tiny.yaml sets no equivalence_margin: 0.01 is used"
+    for arguments, code in (
+        (ARGUMENTS, "0"),
+        (["evaluate", "--experiment", "tiny", "--set", "training.learning_rate=-1"], "2"),
+    ):
+        with pytest.raises(SystemExit, match=code):
+            main(arguments)
+        assert note in capsys.readouterr().err.splitlines()
+
+
 def test_data_that_is_not_ingested_leaves_the_reach_unknown(reread, folder):
     manifest = folder / "data.manifest.json"
     value = json.loads(manifest.read_text())

@@ -1,12 +1,14 @@
 """What is said at the entrance: too few seeds and wrong names, without torch, Prefect or scipy."""
 
+import re
 import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
-from reread.planning.entrance import read_experiment, undecidable
+from reread.planning.entrance import read_experiment, undecidable, unset_margin
 from reread.storage.errors import InputError
 from reread.storage.source import ROOT
 
@@ -25,6 +27,22 @@ def test_few_seeds_are_warned_of():
     assert "equivalence" in line
     assert undecidable(tiny, None, list(range(5))) == []
     assert undecidable(tiny, ["han"], [0]) == []  # nothing is compared
+
+
+def test_a_margin_that_nobody_has_set_is_noted(tmp_path, monkeypatch):
+    for name in ("params.yaml", "data.manifest.json"):
+        shutil.copy2(ROOT / name, tmp_path)
+    (tmp_path / "experiments").mkdir()
+    monkeypatch.chdir(tmp_path)
+    text = (ROOT / "experiments/tiny.yaml").read_text(encoding="utf-8")
+    without = re.sub("^equivalence_margin:.*\n", "", text, flags=re.MULTILINE)
+    assert without != text
+    of_each = re.sub("^    metric: accuracy$", r"\g<0>\n    equivalence_margin: 0.02", without, flags=re.MULTILINE)
+    line = "experiments/tiny.yaml sets no equivalence_margin: 0.01 is used"
+    for content, lines in ((text, []), (without, [line]), (of_each, [])):
+        Path("experiments/tiny.yaml").write_text(content, encoding="utf-8")
+        assert unset_margin(read_experiment("tiny", None, None, ())) == lines
+        assert unset_margin(read_experiment("tiny", ["han"], None, ()), ["han"]) == []  # nothing is compared
 
 
 @pytest.mark.parametrize(

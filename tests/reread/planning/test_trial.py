@@ -17,6 +17,7 @@ from reread.planning.trial import (
     wider,
     with_folds,
     write_experiment,
+    written,
 )
 from reread.planning.tuning import tuning_name
 from reread.preprocessing.manifest import Manifest
@@ -142,12 +143,15 @@ def test_a_network_is_added_to_those_that_were_tried():
         first, {"word-average": [{"training": {"learning_rate": [0.05]}, "network": {"embedding_dim": [8]}}]}
     )
     write_experiment(tuning_name("mine"), first)
-    write_experiment("mine", experiment_of("mine", about, first, seeds=8))
+    before = experiment_of("mine", about, first, seeds=8)
+    assert before["equivalence_margin"] == 0.01
+    write_experiment("mine", {**before, "equivalence_margin": 0.02})
     content = tuning_of("mine", about, only=["han"])
     assert list(content["variants"]) == ["word-average", "han"]
     assert content["variants"]["word-average"] == first["variants"]["word-average"]
     experiment = experiment_of("mine", about, content)
     assert experiment["seeds"] == list(range(8)) and list(experiment["variants"]) == ["word-average", "han"]
+    assert experiment["equivalence_margin"] == 0.02
     # One that is tried again has the new options.
     again = tuning_of("mine", about, epochs=4, only=["word-average"])
     assert again["variants"]["word-average"]["training"] == {"max_epochs": 4}
@@ -160,6 +164,7 @@ def test_with_folds_each_network_is_compared_untuned_beside_those_of_before(task
     write_experiment(folds_name("mine"), with_folds("mine", about, 3, epochs=4, only=["han"]))
     write_experiment(folds_name("mine"), with_folds("mine", about, 4, seeds=5, only=["word_average"]))
     plan = make_plan(folds_name("mine"))
+    assert written(folds_name("mine"))["equivalence_margin"] == 0.01
     assert (plan.folds, len(plan.seeds), plan.metric, plan.evaluate_on) == (4, 5, metric, "test")
     assert plan.withhold_untuned and not plan.trials and not plan.tuning
     sides = [(each["treatment"], each["control"], each["metric"]) for each in plan.comparisons]
