@@ -17,15 +17,20 @@ params.yaml has it, is compared with a baseline, and the experiment is experimen
 cached, and an interrupted one resumes from its last epoch: type the same command again.
 """
 
+import contextlib
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from reread.commands.data_add import LOCKS
 from reread.commands.options import AsJson, completion, print_json, print_results, progress, results_of
+from reread.storage.errors import InputError
+from reread.storage.files import content_key
+from reread.storage.locks import file_lock, holder
 
 if TYPE_CHECKING:
     from reread.planning.plan import Plan
@@ -119,7 +124,7 @@ def try_networks(
     """Tune (without ``folds``), train and compare networks and baselines on a data set; return the report's folder, on
     a dry run what would be done.
 
-    Arguments are the command's options.
+    Arguments are the command's options. InputError where another process tries networks on the data set.
     """
     from reread.planning.manifest import read_manifest
 
@@ -140,42 +145,55 @@ def try_networks(
     )
     from reread.planning.tuning import tuning_name
     from reread.preprocessing.ingest import outputs
-    from reread.storage.errors import InputError
 
-    if folds is None:
-        tuning = tuning_of(name, entry, epochs, variants, metric)
-        contents = {tuning_name(name): tuning, name: experiment_of(name, entry, tuning, seeds)}
-    elif minutes:
-        raise InputError("--minutes is for tuning, and with --folds nothing is tuned: leave one of them out")
-    else:
-        contents = {folds_name(name): with_folds(name, entry, folds, seeds, epochs, variants, metric)}
-    plans = [make_plan(experiment, content=content) for experiment, content in contents.items()]
-    print(f"{name}: {entry.kind}, {entry.task}, {outputs(entry)}, {entry.rows:,} rows")
-    for line in undecidable(plans[-1]):
-        print(f"warning: {line}")
-    files = [str(path_of(experiment)) for experiment in contents]
-    print(f"{'would write' if dry_run else 'writes'} {', then '.join(files)}")
-    to_tune, to_compare, seconds, further = print_estimate(name, plans, minutes, dry_run)
-    rows, tested = (entry.splits["test"], "test rows") if folds is None else (entry.rows, "rows, all tested in turn,")
-    least = None if beyond_labels(entry.task) else smallest_difference(rows)
-    if least is not None:
-        words = metric_words(contents[plans[-1].name]["metric"])
-        print(f"{rows:,} {tested} can show a difference of about {least:.3f} or more in {words}")
-        if folds is None and least > FEW:
-            print(f"these are too few: --folds {FOLDS} tests all {entry.rows:,} rows in turn")
-    if dry_run:
-        return Outlook(files, to_tune, to_compare, seconds, further, least)
-
-    from flows.pipeline import pipeline
-    from reread.commands.servers import prefect_session
-
-    with prefect_session():
+    with contextlib.nullcontext() if dry_run else alone(name):
         if folds is None:
-            tuning_plan, metrics = tune(tuning, plans[0], further)
-            contents[name] = tuned(contents[name], tuning_plan, metrics)
-        final = plans[-1].name
-        write_experiment(final, contents[final])
-        return Path(pipeline(final, plan=make_plan(final)))
+            tuning = tuning_of(name, entry, epochs, variants, metric)
+            contents = {tuning_name(name): tuning, name: experiment_of(name, entry, tuning, seeds)}
+        elif minutes:
+            raise InputError("--minutes is for tuning, and with --folds nothing is tuned: leave one of them out")
+        else:
+            contents = {folds_name(name): with_folds(name, entry, folds, seeds, epochs, variants, metric)}
+        plans = [make_plan(experiment, content=content) for experiment, content in contents.items()]
+        print(f"{name}: {entry.kind}, {entry.task}, {outputs(entry)}, {entry.rows:,} rows")
+        for line in undecidable(plans[-1]):
+            print(f"warning: {line}")
+        files = [str(path_of(experiment)) for experiment in contents]
+        print(f"{'would write' if dry_run else 'writes'} {', then '.join(files)}")
+        to_tune, to_compare, seconds, further = print_estimate(name, plans, minutes, dry_run)
+        rows = entry.splits["test"] if folds is None else entry.rows
+        tested = "test rows" if folds is None else "rows, all tested in turn,"
+        least = None if beyond_labels(entry.task) else smallest_difference(rows)
+        if least is not None:
+            words = metric_words(contents[plans[-1].name]["metric"])
+            print(f"{rows:,} {tested} can show a difference of about {least:.3f} or more in {words}")
+            if folds is None and least > FEW:
+                print(f"these are too few: --folds {FOLDS} tests all {entry.rows:,} rows in turn")
+        if dry_run:
+            return Outlook(files, to_tune, to_compare, seconds, further, least)
+
+        from reread.commands.servers import prefect_session
+
+        with prefect_session():
+            from flows.pipeline import pipeline
+
+            if folds is None:
+                tuning_plan, metrics = tune(tuning, plans[0], further)
+                contents[name] = tuned(contents[name], tuning_plan, metrics)
+            final = plans[-1].name
+            write_experiment(final, contents[final])
+            return Path(pipeline(final, plan=make_plan(final)))
+
+
+@contextlib.contextmanager
+def alone(name: str) -> Iterator[None]:
+    """Hold the lock of what is tried on a data set, whose experiments one process writes; InputError where another
+    holds it."""
+    path = LOCKS / f"try-{content_key(name)}.lock"
+    with file_lock(path, blocking=False) as held:
+        if not held:
+            raise InputError(f"networks are tried on '{name}' by {holder(path)}: wait until that ends, then run again")
+        yield
 
 
 def metric_words(metric: str) -> str:
@@ -256,8 +274,7 @@ def print_estimate(
         preparations = {key: about for plan in plans for key, about in plan.preparations().items()}
         for key, about in preparations.items():
             there = (Path(about["directory"]) / DESCRIPTION).is_file()
-            elsewhere = {"directory": str(Path(folder) / key)} if dry_run and not there else {}
-            prepared[key] = preprocess.fn({**about, **elsewhere})
+            prepared[key] = prepared_in(folder, about) if dry_run and not there else preprocess.fn(about)
         *tunings, final = plans
         to_tune = [job for plan in tunings for job in plan.unfinished(prepared)]
         to_compare = final.unfinished(prepared)
@@ -292,6 +309,15 @@ def print_estimate(
     if seconds > LONG_SECONDS:
         print(f"shorter: `reread try {name} --epochs N`, or --variant NAME for only one network, or a GPU")
     return len(to_tune), len(to_compare), seconds, further
+
+
+def prepared_in(folder: str, about: Mapping[str, Any]) -> str:
+    """Prepare what one entry of ``Plan.preparations`` describes in a folder that is removed, and say nothing of it."""
+    from reread.preprocessing.prepare import prepare
+    from reread.preprocessing.workers import Workers, use_workers
+
+    with use_workers(Workers(**about["workers"])):
+        return str(prepare(about["data"], about["settings"], prepared_root=Path(folder)))
 
 
 def print_champion(name: str, report: Path) -> None:

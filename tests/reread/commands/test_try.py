@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 
 import yaml
@@ -61,7 +62,13 @@ def test_a_try_is_interrupted_finished_and_added_to(project):
     while not list(root.glob("runs/*/history.csv")):
         assert process.poll() is None and time.monotonic() < deadline, process.stdout.read()
         time.sleep(0.1)
-    os.kill(process.pid, signal.SIGINT)
+    os.kill(process.pid, signal.SIGSTOP)
+    for options in ((), ("--folds", "3")):  # another process would write other experiments of these names
+        command = ("python", "-m", "reread", "try", "topics", "--variant", "gru_flat", *options)
+        refused = project.run(*command, code=2).stderr
+        assert f"process {process.pid}" in refused and len(refused.splitlines()) == 1
+    for number in (signal.SIGINT, signal.SIGCONT):
+        os.kill(process.pid, number)
     process.communicate(timeout=120)
     assert [path.exists() for path in files] == [True, False]
     # The tuning stands for itself: what it tunes is not there yet.
@@ -98,7 +105,7 @@ def test_a_dry_run_takes_the_metric_names_the_load_and_writes_nothing(reread, tm
     said = reread("try", "topics", "--metric", "macro_f1", "--dry-run", "--variant", "word-average")
     assert "in macro F1" in said and "load average is 99.5" in said
     assert "10 runs (4 to tune, 6 of 6 seeds)" in said and "evaluation" in said and "baselines" in said
-    assert "--folds 5 tests all 80 rows" in said
+    assert "--folds 5 tests all 80 rows" in said and tempfile.gettempdir() not in said
     estimate = json.loads(reread("try", "topics", "--metric", "macro_f1", "--dry-run", "--json", "-v", "word-average"))
     assert (estimate["to_tune"], estimate["to_compare"]) == (4, 6) and estimate["seconds"] > 0
     assert estimate["files"] == ["experiments/topics-tuning.yaml", "experiments/topics.yaml"]
