@@ -107,6 +107,7 @@ def command(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print a preview and write nothing.")] = False,
     as_json: AsJson = False,
 ) -> None:
+    from reread.planning.experiment import PARAMETERS_FILE
     from reread.preprocessing.delimited import Dialect
     from reread.preprocessing.ingest import sizes
 
@@ -128,7 +129,11 @@ def command(
         print_json({"name": name, "card": str(card), **guesses.to_json()})
         return
     print(f"{name}: {sizes(guesses)}")
-    print(f"Card: {card}\nNext: reread try {name}\n      dvc add data, and commit data.dvc and data.manifest.json")
+    print(f"Card: {card}")
+    if PARAMETERS_FILE.is_file():
+        print(f"Next: reread try {name}\n      dvc add data, and commit data.dvc and data.manifest.json")
+    else:
+        print(f"Next: `reread try {name}` needs {PARAMETERS_FILE}, which is not here: run both in the project's folder")
 
 
 def card_of(name: str) -> Path:

@@ -108,9 +108,10 @@ def uses(name: str) -> Mapping[str, list[str]]:
         except InputError:
             users["unreadable files"].append(str(file))
 
-    for run in all_runs():
+    environment = read_environment()
+    for run in all_runs(environment.runs):
         look("runs", run.key, run.directory / JOB, partial(job_data, run))
-    for root in (read_environment().reports, RESULTS):
+    for root in (environment.reports, RESULTS):
         for path in sorted(Path(root).glob(f"[!.]*/{PLAN}")):
             look("reports", str(path.parent), path, partial(plan_data, path))
     for experiment in experiments():

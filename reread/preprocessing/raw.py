@@ -181,7 +181,10 @@ def removable(name: str, manifest_path: Path = MANIFEST_PATH) -> DataSetEntry:
     """Return the entry of a user's data set; InputError for an unknown name and for one that the project makes."""
     if name in SOURCES.available():
         raise InputError(f"'{name}' is a data set of the project: only own data sets are removed")
-    return Manifest.load(manifest_path).entry(name)
+    manifest = Manifest.load(manifest_path)
+    if not manifest.datasets:
+        raise InputError(f"no data set '{name}': {manifest_path} has none, and there is nothing to remove")
+    return manifest.entry(name)
 
 
 def remove_data_set(name: str, data_directory: Path = DATA_DIRECTORY, manifest_path: Path = MANIFEST_PATH) -> None:

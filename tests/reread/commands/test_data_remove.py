@@ -88,6 +88,15 @@ def test_an_unknown_name_and_a_data_set_of_the_project_are_refused(here, name, n
     assert kept() == before
 
 
+def test_data_in_a_folder_that_is_no_project_is_removed(here):
+    for name in ("params.yaml", "data.manifest.json"):
+        Path(name).unlink()
+    assert "there is nothing to remove" in here("data", "remove", "mine", "--yes", code=2)
+    here("data", "add", "mine.csv")
+    assert "removed 'mine'" in here("data", "remove", "mine", "--yes")
+    assert not Path("data/mine").exists() and not Path("runs").exists()
+
+
 @pytest.mark.parametrize("answer", ["n", "", "yes"])
 def test_it_asks_on_a_terminal(here, answer):
     before = kept()
