@@ -165,10 +165,11 @@ def add(
     from reread.planning.manifest import read_manifest
     from reread.preprocessing.ingest import absent_classes, data_card
     from reread.preprocessing.manifest import open_data_set
-    from reread.preprocessing.own_data import add_table, open_table, preview
+    from reread.preprocessing.own_data import add_table, check_name, open_table, preview
 
     if name is None and not (name := name_of(path)):
         raise InputError(f"'{path.name}' has no letter of a to z and no digit: name the data set by --name")
+    check_name(name)  # before the columns are shown
     read_manifest()
     with contextlib.nullcontext() if dry_run else alone(name):
         table = open_table(path, split, dialect, **columns)

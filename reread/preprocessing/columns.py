@@ -2,6 +2,7 @@
 
 import ast
 import json
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,6 +29,10 @@ NEARLY_UNIQUE = 0.9  # of the rows that are read: the subjects of messages are t
 GROUP_GUESSED = " (guessed: its rows stay in one split; --group none if they need not)"
 # In place of the character between the labels of a row.
 LIST = "list"
+# As pandas reads them. The data card lists what was left out.
+MISSING = {"NaN", "nan", "NA", "<NA>", "N/A", "n/a", "#N/A", "NULL", "null", "None", "NaT"}
+# Written otherwise, or a word of its own: a class, and named.
+LIKE_MISSING = {value.casefold() for value in MISSING} | {"nil", "undefined", "missing", "unknown", "?", "-", "--", "."}
 
 
 @dataclass(frozen=True)
@@ -114,11 +119,17 @@ def guess_columns(
         return name
 
     if not labels:
-        labels = _labels_by_values(head, [name for name in free if name not in content and not _is_special(name)])
+        candidates = [name for name in free if name not in content and not _is_special(name)]
+        labels = (_numbers if task == "regression" else _labels_by_values)(head, candidates)
         if named := by_name("label"):
             labels = (named,)
         if not labels:
-            raise InputError(f"{where}: no column looks like a label: give one by --label ({', '.join(known)})")
+            counts = ", ".join(f"{name} {_distinct(head, name)}" for name in known)
+            of_rows = f"the first {len(head):,} rows" * (not whole) or "the rows"
+            raise InputError(
+                f"{where}: no column looks like a label: give one by --label (columns with their values in {of_rows}: "
+                f"{counts})"
+            )
         for name in labels:
             taken(name)
     if not content:
@@ -185,8 +196,26 @@ def _labels_by_values(head: Sequence[Row], names: Sequence[str]) -> tuple[str, .
     return binary if len(binary) > 1 and set(binary) & set(few) else (fewest,)
 
 
+def _numbers(head: Sequence[Row], names: Sequence[str]) -> tuple[str, ...]:
+    """Return the column of numbers, some of which may be missing; empty where there is none, or several."""
+    values = {name: {str(row.get(name)).strip() for row in head} for name in names}
+    filled = {
+        name: {text for text in of_it if text and text.casefold() not in LIKE_MISSING} for name, of_it in values.items()
+    }
+    numeric = [name for name, texts in filled.items() if len(texts) > 1 and all(map(is_number, texts))]
+    return (numeric[0],) if len(numeric) == 1 else ()
+
+
+def is_number(text: str) -> bool:
+    """Return whether a cell's text is a number, and no NaN or infinity."""
+    try:
+        return math.isfinite(float(text))
+    except ValueError:
+        return False
+
+
 def _is_fold(name: str) -> bool:
-    return name.lower() in NAMES["split"] or "fold" in name.lower()
+    return name.lower() in NAMES["split"] or "fold" in name.lower().replace("folder", "")
 
 
 def _is_special(name: str) -> bool:

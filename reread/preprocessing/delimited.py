@@ -119,7 +119,8 @@ def refuse_other_format(path: Path) -> None:
 def read_delimited(path: Path, file: IO[str], dialect: Dialect) -> Iterator[tuple[str, Row]]:
     csv.field_size_limit(1 << 30)
     tabs = path.suffix.lower() == ".tsv" and dialect.delimiter in (None, "\t")
-    first = file.readline()
+    if not (first := file.readline()):
+        raise InputError(f"{path} is empty: give a table with a header and rows")
     file.seek(0)
     mark = dialect.delimiter or ("\t" if tabs else delimiter_of(first))
     literal = tabs and dialect.quote is None

@@ -22,7 +22,17 @@ from typing import Any
 
 import numpy as np
 
-from reread.preprocessing.columns import KNOWN_NAMES, LIST, NO_COLUMN, Columns, guess_columns, parse_list
+from reread.preprocessing.columns import (
+    KNOWN_NAMES,
+    LIKE_MISSING,
+    LIST,
+    MISSING,
+    NO_COLUMN,
+    Columns,
+    guess_columns,
+    is_number,
+    parse_list,
+)
 from reread.preprocessing.delimited import AS_NAMED, Dialect, Row, encoding_of, undecodable
 from reread.preprocessing.image_files import counted, read_images
 from reread.preprocessing.manifest import (
@@ -52,11 +62,7 @@ SHARES = {"test": 0.15, "validation": 0.15}
 OF_TRAIN = 0.1  # of the training split becomes validation where a table has none
 LEFT_OUT_EMPTY, LEFT_OUT_LABEL = "with no text", "with no label"
 LEFT_OUT_TWICE = "whose text is in a later split too"
-# As pandas reads them. The data card lists what was left out.
-MISSING = {"NaN", "nan", "NA", "<NA>", "N/A", "n/a", "#N/A", "NULL", "null", "None", "NaT"}
-# Written otherwise, or a word of its own: a class, and named.
-LIKE_MISSING = {value.casefold() for value in MISSING} | {"nil", "undefined", "missing", "unknown", "?", "-", "--", "."}
-LEFT_OUT_MISSING = "whose label is a missing value (name a class otherwise than {})"
+LEFT_OUT_MISSING = "whose label is a missing value (if {} is a class, rename it in the table)"
 
 
 @dataclass
@@ -288,12 +294,12 @@ def refuse_row_as_header(head: list[Row], path: Path) -> None:
     names = [name for name in head[0] if name] if head else []
     known = any(name.strip().lower() in KNOWN_NAMES for name in names)
     # Beside a known name, columns of 0 and 1 may be named by the numbers of classes.
-    judged = [name for name in names if not (known and _is_number(name))]
+    judged = [name for name in names if not (known and is_number(name))]
     again = (name for name in judged if sum(_plain(row[name]) == name.strip() for row in head) > 1)
     why = next((f"'{name}' is a value of its column too" for name in again), None)
     if why is None and not known:
-        numbers = [name for name in names if all(_is_number(_plain(row[name]) or "0") for row in head)]
-        if number := next(filter(_is_number, numbers), None):
+        numbers = [name for name in names if all(is_number(_plain(row[name]) or "0") for row in head)]
+        if number := next(filter(is_number, numbers), None):
             why = f"'{number}' is a number, as the values of its column are"
         elif long := next((name for name in names if _is_sentence(name)), None):
             why = f"'{' '.join(long.split()[:SENTENCE_WORDS])} ...' is long for the name of a column"
@@ -306,13 +312,6 @@ def refuse_row_as_header(head: list[Row], path: Path) -> None:
 
 def _is_sentence(name: str) -> bool:
     return len(name.split()) >= SENTENCE_WORDS and name.strip()[-1] not in "?:"
-
-
-def _is_number(text: str) -> bool:
-    try:
-        return math.isfinite(float(text))
-    except ValueError:
-        return False
 
 
 def _rows(count: int) -> str:
@@ -366,14 +365,19 @@ def preview(
     return Preview(tuple(shown), tuple(about.classes), census.counts, census.splits(), about.dropped)
 
 
-def _chosen(
-    name: str, table: Table, source: str, licence: str, manifest_path: Path, say: Callable[[str], None]
-) -> tuple[About, int, Iterator[tuple[str, Document]]]:
-    """Return what is known of the data set, the number of rows that are kept, and these rows as ``_kept_rows`` does."""
+def check_name(name: str) -> None:
+    """Raise InputError for a name that a user's data set cannot have."""
     if not isinstance(name, str) or not NAME.fullmatch(name):
         raise InputError(f"data set name {name!r}: use letters, digits, '-' and '_', a letter or digit first")
     if name in SOURCES.available():
         raise InputError(f"'{name}' is the name of a published data set: give yours another by --name")
+
+
+def _chosen(
+    name: str, table: Table, source: str, licence: str, manifest_path: Path, say: Callable[[str], None]
+) -> tuple[About, int, Iterator[tuple[str, Document]]]:
+    """Return what is known of the data set, the number of rows that are kept, and these rows as ``_kept_rows`` does."""
+    check_name(name)
     Manifest.load(manifest_path)  # a broken one is refused before the data set of that name is replaced
     if has_class_folders(table.path):
         for what, files in skipped_files(table.path).items():
@@ -387,6 +391,13 @@ def _chosen(
             f"{table.path}: column '{table.columns.labels[0]}' has {len(classes):,} different values: that is no "
             "class, give another column by --label, or --task regression where it has numbers"
         )
+    single = table.columns.task == "single-label"
+    if single and _labels_in_cells(table) and 1 < len(classes) == len(scan.number):
+        raise InputError(
+            f"{table.path}: column '{table.columns.labels[0]}' has another value in each of the {_rows(len(classes))}: "
+            "is it a label? Give another column by --label, or --task regression where it has numbers"
+        )
+    _refuse_split_without_rows(table, np.frombuffer(scan.split, np.int8))
     for what, where in scan.first_noted.items():
         say(f"warning: {_rows(scan.noted[what])} {what}, the first is {where}")
     for names in _alike(classes):
@@ -470,17 +481,16 @@ def _labels_in_cells(table: Table) -> bool:
 def _note_cells(scan: _Scan, table: Table, row: Row, labels: list[str], where: str) -> None:
     """Note cells of a kept row that are read as another label than they have: spaces around one, an empty one."""
     columns = table.columns
+    if columns.task == "multi-label" and not labels:
+        scan.note("without any label, which is kept", where)
     if len(columns.labels) > 1:
         for name in columns.labels:
             if not _plain(row.get(name)):
                 scan.note(f"with an empty cell in column '{name}', which is read as 0", where)
-    elif columns.task == "multi-label":
-        if not labels:
-            scan.note("without any label, which is kept", where)
     elif columns.task == "single-label":
         value = row.get(columns.labels[0])
         if isinstance(value, str) and value != labels[0]:
-            scan.note(f"with spaces around the label '{labels[0]}', which are left out", where)
+            scan.note(f"with spaces around the label '{labels[0]}' (the spaces are removed, the rows kept)", where)
 
 
 def _file_bytes(table: Table, value: str, where: str) -> bytes:
@@ -489,6 +499,15 @@ def _file_bytes(table: Table, value: str, where: str) -> bytes:
 
 def _digest(content: bytes) -> bytes:
     return hashlib.sha256(content).digest()[:16]
+
+
+def _refuse_split_without_rows(table: Table, given: np.ndarray) -> None:
+    """Raise InputError where the splits that rows name lack the training or test split. given: int8 [N], -1: none."""
+    for split in ("train", "test"):
+        if len(given) and (given >= 0).all() and not (given == SPLITS.index(split)).any():
+            column = "the top folder" if has_class_folders(table.path) else f"column '{table.columns.split}'"
+            named = table.split_file or column
+            raise InputError(f"{table.path}: {named} names no {split} row: --split none splits by content")
 
 
 def _splits(scan: _Scan) -> np.ndarray:

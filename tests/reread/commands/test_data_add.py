@@ -37,6 +37,19 @@ def test_an_option_of_images_is_refused_for_texts(here, option, value):
     assert not Path("data").exists() and not Path("data.manifest.json").exists()
 
 
+@pytest.mark.parametrize("name", ["Bad/Name", "digits"])
+def test_a_name_is_refused_before_the_columns_are_shown(here, name):
+    assert f"'{name}'" in here("data", "add", write_table("mine.csv", 60), "--name", name, code=2)
+
+
+def test_the_next_step_is_named_with_what_it_needs(here):
+    table = write_table("mine.csv", 60)
+    said = here("data", "add", table)
+    assert "Next: `reread try mine` needs params.yaml, which is not here" in said and "dvc add" not in said
+    Path("params.yaml").touch()
+    assert "Next: reread try mine\n" in here("data", "add", table)
+
+
 def test_a_dry_run_shows_what_would_be_added_and_writes_nothing(here):
     path = Path(write_table("mine.csv", 60))
     with open(path, "a", encoding="utf-8") as file:

@@ -187,7 +187,7 @@ def test_a_label_that_is_a_missing_value_is_left_out_and_counted():
     entry, lines = add(write(rows))
     assert set(entry.classes) == set(WORDS) and sum(entry.dropped.values()) == 5
     (line,) = (line for line in lines if "2 rows" in line)
-    assert "NA" in line and "line 8" in line
+    assert "if NA is a class, rename it in the table" in line and "line 8" in line
     # Of a folder, or of a column of 0 and 1, it is a name.
     flags = [
         {"body": row["body"], "None": int(number % 2), "tech": int(number % 3 == 0)} for number, row in enumerate(rows)
@@ -214,6 +214,7 @@ def test_what_is_read_as_another_label_or_none_is_counted():
     warnings = [line for line in lines if line.startswith("warning")]
     assert set(entry.classes) == {*WORDS, "none"} and len(warnings) == 2
     assert "2 rows" in warnings[0] and "'tech'" in warnings[0] and "line 9" in warnings[0]
+    assert "(the spaces are removed, the rows kept)" in warnings[0]
     assert "'none' (1 row)" in warnings[1]
     # Of several labels: cells that are read as 0, and rows with no label at all.
     flags = [
@@ -222,10 +223,28 @@ def test_what_is_read_as_another_label_or_none_is_counted():
     ]
     _, lines = add(write(flags), labels=["new", "old"])
     assert [line for line in lines if "3 rows" in line and "'old'" in line and "line 2" in line]
+    assert [line for line in lines if "40 rows without any label" in line and "line 2" in line]
     topics = ["a;b", "b;c", "a;c", "a", "a;b;c"]
     lists = [{"body": row["body"], "topics": topics[n % 5] if n > 4 else ""} for n, row in enumerate(rows)]
     entry, lines = add(write(lists), labels=["topics"])
     assert entry.rows == 120 and [line for line in lines if "5 rows without any label" in line]
+
+
+def test_the_only_column_of_numbers_is_that_of_a_regression():
+    rows = [{"body": row["body"], "score": number / 7} for number, row in enumerate(reviews())]
+    rows[3]["score"], rows[4]["score"] = "", "NA"
+    entry, _ = add(write(rows), task="regression")
+    assert (entry.task, entry.classes, entry.rows) == ("regression", ("score",), 118)
+    rows = [{**row, "price": number} for number, row in enumerate(rows)]
+    with pytest.raises(InputError, match="no column looks like a label"):
+        add(write(rows), task="regression")
+
+
+def test_a_folder_is_no_fold():
+    rows = [{"subject": f"Mail {number}", "body": row["body"], "folder": ["inbox", "spam"][number % 2]}
+            for number, row in enumerate(reviews())]  # fmt: skip
+    entry, _ = add(write(rows))
+    assert entry.classes == ("inbox", "spam")
 
 
 @pytest.mark.parametrize("name", ["bare.csv", "bare.tsv"])
@@ -649,6 +668,11 @@ def test_a_broken_manifest_leaves_the_data_set_as_it_was():
         ("body,a,b\nx,0,1\ny,2,1\n", {"labels": ["a", "b"]}, "line 3, column 'a'.*'2'"),
         ("body,stars\nx,y\nz,y\n", {}, "one class"),
         ("body,stars\nx,y\nz,w\n", {"content": ["body"], "labels": ["body"]}, "'body'.*text.*label"),
+        ("", {}, "bad.csv is empty"),
+        ("body,title\nx,y\nz,w\nu,v\n", {"labels": ["title"]}, "'title' has another value in each of the 3 rows"),
+        ("body,stars,split\nx,y,train\nz,w,dev\nu,y,dev\n", {}, "column 'split' names no test row: --split none"),
+        ("body,stars,split\nx,y,test\nz,w,test\nu,y,dev\n", {}, "column 'split' names no train row"),
+        ("subject,body\nx,y\nz,w\nu,v\n", {}, r"no column looks like a label.*subject 3, body 3\)"),
     ],
 )
 def test_a_fault_is_named_by_line_and_column(content, options, named):
