@@ -61,8 +61,8 @@ def command(
         model = load_model(data, variant=variant, version=version)
         if not model.reads_text:
             raise InputError(
-                f"--data {data} is {model.kind} data, and this command reads text: in Python, "
-                f"reread.load_model('{data}').predict(ROWS) reads it"
+                f"--data {data} is {model.kind} data, and this command reads text: `reread serve model {data}` reads "
+                f"it, and in Python reread.load_model('{data}').predict(ROWS)"
             )
         _answer(model, documents, as_json)
 

@@ -94,9 +94,9 @@ def sections_of(
     if entry.kind not in VARIANTS:
         raise InputError(f"'{name}' is {entry.kind} data: `reread try` knows {', '.join(VARIANTS)}")
     known = VARIANTS[entry.kind]
-    refuse_unknown(
-        [network for network in only if not models.is_outside(network)], {*known, *models.available()}, "the networks"
-    )
+    available = {*known, *models.available()}
+    if unknown := [network for network in only if network not in available and not models.is_outside(network)]:
+        refuse_unknown(unknown, networks_of(entry.kind), f"the networks that read {entry.kind}")
     sections = {}
     for network in only or known:
         variant = short_name(network)
@@ -106,6 +106,13 @@ def sections_of(
             section["training"] = {"max_epochs": epochs}
         sections[variant] = section
     return sections
+
+
+def networks_of(kind: str) -> list[str]:
+    """Return the names of the networks that read a kind of data, each once: where it is one of VARIANTS, by that."""
+    named = {section["model"] for section in VARIANTS[kind].values()}
+    others = (model for model in models.available() if models.kind(model) in (None, kind))
+    return [*VARIANTS[kind], *(model for model in others if model not in named)]
 
 
 def short_name(network: str) -> str:

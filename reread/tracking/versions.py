@@ -5,19 +5,20 @@ be read so, is asked by MLflow's client.
 """
 
 import sqlite3
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from reread.preprocessing.manifest import MANIFEST_PATH, Manifest
+from reread.preprocessing.sources import SOURCES
 from reread.storage.errors import InputError, nearest
 from reread.tracking.addresses import place_now
 from reread.tracking.connection import DATABASE, Unavailable, tracking_uri
 from reread.tracking.descriptions import registered_name
 from reread.tracking.runs import open_tracking
 
-TRAIN = "an experiment on that data (`make run` or `make run EXPERIMENT=NAME`) trains some and registers the best"
 # What MLflow's database calls a version that was deleted.
 DELETED = "Deleted_Internal"
 # The scheme of the address of a model in a run, in place of a folder's.
@@ -62,7 +63,9 @@ def registered_model(data: str, root: Path = Path()) -> Registered:
     own = root / DATABASE
     if tracking_uri(root) == f"sqlite:///{own.resolve()}":
         if not own.exists():
-            raise InputError(f"no model is registered yet ({own.resolve()} does not exist): {TRAIN}")
+            raise InputError(
+                f"no model is registered yet ({own.resolve()} does not exist): {_instead_of(data, [], root)}"
+            )
         try:
             return _in_database(own, data)
         except InputError:
@@ -83,7 +86,8 @@ def registered_model(data: str, root: Path = Path()) -> Registered:
 
 def _in_database(path: Path, data: str) -> Registered:
     with closing(sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True, timeout=60)) as database:
-        name = _known(data, (registered for (registered,) in database.execute("SELECT name FROM registered_models")))
+        names = (registered for (registered,) in database.execute("SELECT name FROM registered_models"))
+        name = _known(data, names, path.parent)
         tags: dict[int, dict[str, str]] = {}
         for number, key, value in database.execute(
             "SELECT version, key, value FROM model_version_tags WHERE name = ?", [name]
@@ -106,7 +110,7 @@ def _in_database(path: Path, data: str) -> Registered:
 def _at_client(data: str, root: Path) -> Registered:
     client = open_tracking(root).client
     models = {model.name: model for model in client.search_registered_models()}
-    name = _known(data, iter(models))
+    name = _known(data, iter(models), root)
     versions = {
         str(version.version): Version(
             name, str(version.version), version.tags, version.description or "", str(version.source)
@@ -133,10 +137,19 @@ def files(version: Version, root: Path = Path()) -> Path:
         raise InputError(error.message.splitlines()[0]) from None
 
 
-def _known(data: str, names: Iterator[str]) -> str:
+def _known(data: str, names: Iterator[str], root: Path) -> str:
     """Return the registered name of a data set; InputError where ``names`` does not have it."""
     name, there = registered_name(data), set(names)
     if name in there:
         return name
     known = [other.removeprefix(registered_name("")) for other in there if other.startswith(registered_name(""))]
-    raise InputError(f"no model of '{data}' is registered: {nearest(data, known) if known else TRAIN}")
+    raise InputError(f"no model of '{data}' is registered: {_instead_of(data, known, root)}")
+
+
+def _instead_of(data: str, known: Sequence[str], root: Path) -> str:
+    """Return what to do where a data set has no model: train some, or name one of ``known``, which have."""
+    if data in Manifest.load(root / MANIFEST_PATH).datasets and data not in SOURCES.available():
+        return f"`reread try {data}` trains some and registers the best"
+    if known:
+        return nearest(data, known)
+    return "an experiment on that data (`make run` or `make run EXPERIMENT=NAME`) trains some and registers the best"

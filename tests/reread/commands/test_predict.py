@@ -26,8 +26,11 @@ import pytest
 from selenium.webdriver.support.ui import WebDriverWait
 
 from reread.commands.app import main
+from reread.preprocessing.raw import About, add_data_set
+from reread.preprocessing.raw_text import Document, TextRows
 from reread.storage.errors import InputError
 from reread.storage.files import read_json
+from reread.storage.prepared import SPLITS
 from reread.storage.source import ROOT
 from reread.tracking import versions
 from reread.tracking.registry import load_model, log_model, set_champion
@@ -218,6 +221,7 @@ def test_a_person_reads_what_an_answer_rests_on(folder, monkeypatch, capsys):
         (["--data", "snippets", "--version", "9", TEXT], b"", "no version 9: choose from 1 (han), 2 (gru_flat)"),
         (["--data", "snippets", "--variant", "ham", TEXT], b"", "did you mean 'han'?"),
         (["--data", "dots", TEXT], b"", "load_model('dots').predict(ROWS)"),
+        (["--data", "dots", "--file", "mlflow.db"], b"", "`reread serve model dots` reads it"),
         (["--data", "dots"], b"\x89PNG\r\n", "load_model('dots').predict(ROWS)"),
         (["--data", "snippets", "--file", "no.txt"], b"", "'no.txt' cannot be read"),
         (["--data", "snippets", "--file", ""], b"", "'' cannot be read"),
@@ -234,6 +238,13 @@ def test_what_cannot_be_answered_is_refused_in_one_line(folder, monkeypatch, cap
 def test_where_nothing_is_registered_nothing_is_made(tmp_path, monkeypatch, capsys):
     assert "`make run`" in said_here(monkeypatch, capsys, tmp_path, "--data", "snippets", TEXT, code=2)
     assert list(tmp_path.iterdir()) == []
+    # Of data of one's own the command that trains is another.
+    monkeypatch.chdir(tmp_path)
+    rows = [Document(f"d{row}", (row % 2,), split, f"Row {row}.") for row, split in enumerate((*SPLITS, *SPLITS))]
+    add_data_set("mine", TextRows(About(("a", "b"), "a test", "none"), rows))
+    before = sorted(tmp_path.rglob("*"))
+    assert "`reread try mine` trains" in said_here(monkeypatch, capsys, tmp_path, "--data", "mine", TEXT, code=2)
+    assert sorted(tmp_path.rglob("*")) == before
 
 
 LOAD = """

@@ -195,6 +195,9 @@ def test_some_of_the_networks_can_be_chosen():
         tuning_of("mine", about, only=["densenet"])
     with pytest.raises(InputError, match="'word-avereg'.*'word-average'"):
         tuning_of("mine", about, only=["word-avereg"])
+    # Only those that read the data are named, each once.
+    with pytest.raises(InputError, match="read text: choose from: encoder, gru-flat, han, word-average$"):
+        tuning_of("mine", about, only=["zzz"])
 
 
 def test_an_experiment_of_the_user_s_own_is_left_alone():
