@@ -10,6 +10,7 @@ from typing import Any
 
 __all__ = [
     "LoadedModel",
+    "__version__",
     "attention",
     "compare",
     "comparisons",
@@ -26,6 +27,10 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module 'reread' has no attribute '{name}'")
+    if name == "__version__":
+        from importlib.metadata import version
+
+        return version("reread")
     if name == "data":
         return importlib.import_module("reread.data")
     return getattr(importlib.import_module("reread.interface"), name)

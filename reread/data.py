@@ -4,16 +4,18 @@
 
     reread.data.add("reviews.csv", text="body", label="stars")
     seen = reread.data.add("reviews.csv", text="body", label="stars", dry_run=True)     # nothing is written
+    reread.data.list()                              # what the manifest has of each data set
     reread.data.remove("reviews")
 
-It works in the project's folder, which is the current one, as `reread data add` and `reread data remove` do.
+It works in the project's folder, which is the current one, as `reread data add`, `list` and `remove` do.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from reread import goals
-from reread.commands import data_add
+from reread.commands import data_add, data_list
 from reread.preprocessing.delimited import Dialect
 from reread.preprocessing.image_files import MODES
 from reread.preprocessing.manifest import DataSetEntry
@@ -21,7 +23,7 @@ from reread.preprocessing.own_data import Preview
 from reread.preprocessing.raw import remove_data_set
 from reread.storage.errors import InputError, refuse_unknown
 
-__all__ = ["add", "remove"]
+__all__ = ["add", "list", "remove"]
 
 
 def add(
@@ -65,6 +67,11 @@ def add(
     return found
 
 
+def list() -> Sequence[Mapping[str, Any]]:
+    """Return the data sets of the manifest by name, each as `reread data list --json` prints it."""
+    return data_list.data_sets()
+
+
 def remove(name: str) -> None:
     """Remove a data set of your own from data/ and from the manifest. Runs, reports and experiments stay.
 
@@ -74,5 +81,5 @@ def remove(name: str) -> None:
         remove_data_set(name)
 
 
-def _several(names: str | Sequence[str]) -> list[str]:
-    return [names] if isinstance(names, str) else list(names)
+def _several(names: str | Sequence[str]) -> Sequence[str]:
+    return [names] if isinstance(names, str) else [*names]

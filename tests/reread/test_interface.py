@@ -95,7 +95,7 @@ import sys
 before = set(sys.modules)
 import reread
 print(sorted(name for name in set(sys.modules) - before if name.split(".")[0] not in sys.stdlib_module_names))
-assert {"data", "try_"} <= set(dir(reread)) and "reread.data" not in sys.modules
+assert {"data", "try_"} <= set(dir(reread)) and reread.__version__[0].isdecimal() and "reread.data" not in sys.modules
 assert callable(reread.data.add)
 assert callable(reread.runs) and "runs" in dir(reread) and "reread.interface" in sys.modules
 """
@@ -137,7 +137,10 @@ def test_data_are_added_previewed_and_removed(tmp_path, monkeypatch):
     for option, value, match in [*wrong, ("task", "both", "'both'"), ("quote", "||", "--quote")]:
         with pytest.raises(InputError, match=match):
             reread.data.add("mine.csv", **{**options, option: value}, say=lines.append)
+    (listed,) = reread.data.list()
+    assert (listed["name"], listed["kind"], listed["files"]) == ("mine", "text", "present")
     reread.data.remove("mine")
+    assert reread.data.list() == []
     assert not Path("data/mine").exists() and not Manifest.load().datasets
     for name in ("mine", "digits"):
         with pytest.raises(InputError, match=f"'{name}'"):
