@@ -299,9 +299,11 @@ def reach(design: Design) -> PowerAnalysis:
             f"at least {two_sided} seeds are needed."
         )
     if design.spread is None:
+        shows = "equivalence and no direction" if enough_for_equivalence else "no direction"
         sentences.append(
-            f"{design.name}: the spread between seeds is not known, so neither power nor a smallest detectable "
-            "difference can be computed before the runs; publish a tuning of two seeds, or give tuning.spread."
+            f"{design.name}: {over} can show {'a direction' if enough else shows}. From which difference on, and with "
+            "which power, is not known before the runs, because the spread between seeds is not known: name it in the "
+            "experiment, for example `tuning: {spread: 0.01}`, or publish a tuning of two seeds."
         )
         fits = design.room is None or design.room >= design.margin
         if not fits:

@@ -19,5 +19,6 @@ def test_what_can_be_reached_is_printed_before_anything_is_trained(monkeypatch, 
     with pytest.raises(Stop):
         flows.train.train.fn(plan=plan)
     printed = capsys.readouterr().out
-    assert "swish: the spread between seeds is not known" in printed
+    assert "swish: 2 seeds and 1 comparison can show no direction" in printed
+    assert "the spread between seeds is not known" in printed
     assert "warning: swish: 2 seeds and 1 comparison can support or refute nothing" in printed
