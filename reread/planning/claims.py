@@ -139,7 +139,7 @@ def resolve(given: ClaimFile, scores_of: ScoresOf) -> list[Claim]:
     names = [claim.name for claim in claims]
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:
-        raise InputError(f"two claims are named '{twice}': give each a name of its own")
+        raise InputError(f"two claims are named '{twice}': give each its own name")
     return claims
 
 
@@ -186,7 +186,7 @@ def arms_of(named: Named, treatment: str | None, scores: Scores) -> tuple[str, s
     elif treatment is not None and named.control is not None:
         return treatment, named.control
     if len(arms) == 1 and named.reference is None:
-        raise InputError(f"{scores.metric} has the arm '{arms[0]}' alone: give a second one, or --reference FIGURE")
+        raise InputError(f"{scores.metric} has only the arm '{arms[0]}': give a second one, or --reference FIGURE")
     unknown = next((arm for arm in (treatment, named.control) if arm is not None and arm not in arms), None)
     if unknown is not None:
         raise InputError(f"there is no arm '{unknown}' with {scores.metric}: {nearest(unknown, arms)}")

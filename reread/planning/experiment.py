@@ -249,7 +249,7 @@ def _search(file: ExperimentFile, path: Path) -> dict[str, Any] | None:
             raise InputError(f"{path}: variant '{own[0]}' has a space, and there is no search: add 'search'")
         return None
     if file.evaluate_on == "test":
-        raise InputError(f"{path}: evaluate_on is 'test': a search reads validation alone")
+        raise InputError(f"{path}: evaluate_on is 'test': a search only reads validation")
     if file.grid or any(value.grid for value in file.variants.values()):
         raise InputError(f"{path} has a grid and a search: remove one of them")
     if file.metric is not None:
@@ -282,7 +282,7 @@ def _with_parts_of_others(given: dict[str, Any], path: Path, root: Path) -> dict
             if key in given:
                 raise InputError(f"{path}: an experiment that tunes another takes its variants: remove '{key}'")
         if given.get("evaluate_on", "validation") != "validation":
-            raise InputError(f"{path}: evaluate_on is {given['evaluate_on']!r}: tuning reads validation alone")
+            raise InputError(f"{path}: evaluate_on is {given['evaluate_on']!r}: tuning only reads validation")
         tuned = _other(given, "tunes", path, root)
         if "variants_of" in tuned:
             tuned = _with_variants_of_another(tuned, EXPERIMENTS / f"{given['tunes']}.yaml", root)
@@ -541,7 +541,7 @@ def _comparisons(
     for group in expanded(groups, where):
         place = f"{where}: '{group['name']}'"
         if group["name"] in names:
-            raise InputError(f"{where}: two have the name '{group['name']}': give each a name of its own")
+            raise InputError(f"{where}: two have the name '{group['name']}': give each its own name")
         names.add(group["name"])
         if group["treatment"] == group["control"]:
             raise InputError(f"{place} compares {group['treatment']} with itself: name two variants")

@@ -134,7 +134,7 @@ def read_delimited(path: Path, file: IO[str], dialect: Dialect) -> Iterator[tupl
         raise InputError(f"{path}, line 1 {_one_column(first, mark)}")
     if twice:
         raise InputError(
-            f"{path}, line 1 has the column '{twice[0]}' twice: give each a name of its own; if it is a row and no "
+            f"{path}, line 1 has the column '{twice[0]}' twice: give each its own name; if it is a row and no "
             "header, give --no-header"
         )
     for line, values in lines:

@@ -183,7 +183,7 @@ def check_census(rows: int, classes: int, splits: Mapping[str, int], where: Path
     if rows == 0:
         raise InputError(f"{where} has no rows: a data set needs rows in {', '.join(SPLITS)}")
     if classes < 2:
-        raise InputError(f"{where} has rows of one class alone: nothing can be learned, give it rows of two or more")
+        raise InputError(f"{where} has rows of only one class: nothing can be learned, give it rows of two or more")
     for split in SPLITS:
         if not splits.get(split):
             counts = ", ".join(f"{name} {splits.get(name, 0)}" for name in SPLITS)

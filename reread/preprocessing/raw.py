@@ -159,7 +159,7 @@ def check_about(about: About, where: str) -> None:
         if not isinstance(one, str) or not one.strip():
             raise InputError(f"{where}: class {number} is {one!r}: it must be a name")
         if one in about.classes[:number]:
-            raise InputError(f"{where}: two classes have the name '{one}': give each a name of its own")
+            raise InputError(f"{where}: two classes have the name '{one}': give each its own name")
 
 
 def add_data_set(

@@ -55,7 +55,7 @@ def refuse_one_class(name: str, training_labels: Collection[tuple[int, ...]]) ->
     """Raise InputError where all rows of the training split have the same labels."""
     if len(training_labels) < 2:
         raise InputError(
-            f"data set '{name}': its training split has rows of one class alone: nothing can be learned, "
+            f"data set '{name}': its training split has rows of only one class: nothing can be learned, "
             "give it rows of two or more"
         )
 

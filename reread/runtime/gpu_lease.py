@@ -65,7 +65,7 @@ def make_folder(path: Path) -> None:
         path.mkdir(mode=0o700)
     about = path.lstat()
     if not stat.S_ISDIR(about.st_mode) or about.st_uid != os.getuid() or about.st_mode & 0o077:
-        raise InputError(f"{path}, for the locks of the GPUs, is not a folder of this user alone: remove it, run again")
+        raise InputError(f"{path}, for the locks of the GPUs, is not only this user's: remove it and run again")
 
 
 def _lock(index: int, slot: int) -> Path:

@@ -201,7 +201,7 @@ def measure(claim: Claim, scores: Scores, cautions: Sequence[str] = (), earlier_
         alone = sorted(first.keys() ^ second.keys(), key=str)
         if alone:
             name = names[0] if alone[0] in first else names[1]
-            raise InputError(f"seed {alone[0]} is in arm '{name}' alone: pairs need each seed in both arms")
+            raise InputError(f"seed {alone[0]} is only in arm '{name}': pairs need each seed in both arms")
     sides = [side(scores.arms[name], claim, name) for name in names]
     items = Items()
     if scores.items is not None:

@@ -66,6 +66,11 @@ def test_what_is_missing_or_wrong_is_one_line(reread, scores, options, said):
     assert said in reread("judge", scores, *options.split(), code=2)
 
 
+def test_a_single_arm_is_compared_with_nothing(reread, tmp_path):
+    said = reread("judge", table(tmp_path / "one.csv", new=BETTER), "--margin", "0.005", code=2)
+    assert "score has only the arm 'new': give a second one, or --reference FIGURE" in said
+
+
 @pytest.mark.parametrize(
     ("arms", "margin", "word", "code"),
     [
@@ -135,7 +140,11 @@ def test_a_claim_file_names_claims_scores_and_provenance(reread, claim_file):
     [
         ("margin: 0.005", "margn: 0.005", "unknown name 'margn' in claim.yaml: did you mean 'margin'"),
         ("margin: 0.005", "margin: [1]", "claim.yaml.margin"),
-        ("{treatment: other, margin: 5%}", "{treatment: other, name: first}", "two claims are named 'first'"),
+        (
+            "{treatment: other, margin: 5%}",
+            "{treatment: other, name: first}",
+            "two claims are named 'first': give each its own name",
+        ),
         ("{treatment: other, margin: 5%}", "{treatmnt: other}", "unknown name 'treatmnt' in claim.yaml.claims.1"),
         ("scores: scores.jsonl\n", "", "no scores are given"),
         ("scores: scores.jsonl", "scores: other.jsonl", "other.jsonl does not exist"),

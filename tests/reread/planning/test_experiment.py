@@ -522,7 +522,7 @@ def test_an_experiment_tunes_the_variants_of_another(tmp_path):
     for change, fault in (
         ({"tunes": "trail"}, "'trial'"),
         ({"tunes": 1}, "tunes is 1"),
-        ({"evaluate_on": "test"}, "validation alone"),
+        ({"evaluate_on": "test"}, "only reads validation"),
         ({"comparisons": EXPERIMENT["comparisons"]}, "remove 'comparisons'"),
         ({"defaults": {"model": "densenet"}}, "remove 'defaults'"),
         ({"variants": {"swsh": {"grid": {}}}}, "'swish'"),

@@ -228,7 +228,7 @@ def test_bad_rows_are_refused_in_a_line(folder, content, message):
     [
         ([], "weather has no rows"),
         ([Document("a", (0,), split, "Text.") for split in SPLITS[1:]], "two rows have the id 'a'"),
-        ([Document(split, (0,), split, "Text.") for split in SPLITS[1:]], "one class alone"),
+        ([Document(split, (0,), split, "Text.") for split in SPLITS[1:]], "only one class"),
         (documents() + [Document("e", (0,), "train", "")], "weather, row 9: document 'e' is empty"),
         (documents() + [Document("e", (0,), "train", "\ud800")], "a character that UTF-8 cannot encode"),
         (documents() + [Document("e", (5,), "train", "Text.")], "label 5"),
@@ -256,7 +256,7 @@ def test_bad_rows_are_not_written(folder, rows, message):
         ({"labels": np.array([0, 1, 0, 2], np.int32)}, "outside 0 to 1"),
         ({"labels": np.array([0, -1, 0, 1], np.int32)}, "outside 0 to 1"),
         ({"labels": np.array([0, 1], np.int32)}, "labels are int32"),
-        ({"labels": np.zeros(4, np.int32)}, "one class alone"),
+        ({"labels": np.zeros(4, np.int32)}, "only one class"),
         ({"split": np.array([0, 1, 2, 3], np.uint8)}, "split is outside"),
         ({"split": np.array([0, 1, 1, 1], np.uint8)}, r"no rows in split 'test' \(train 1, validation 3, test 0\)"),
     ],

@@ -430,7 +430,7 @@ def test_settings_that_make_no_sense_are_refused(settings, place):
         ([*HAND_MADE, ("validation", [0], "\u200b")], "document 'document 6' has no word: remove it"),
         ([*HAND_MADE, ("train", [0], "")], "document 'document 6' is empty"),
         ([row for row in HAND_MADE if row[0] != "validation"], "no rows in split 'validation'"),
-        ([(split, [0], text) for split, _, text in HAND_MADE], "one class alone"),
+        ([(split, [0], text) for split, _, text in HAND_MADE], "only one class"),
         ([(split, [int(split == "test")], text) for split, _, text in HAND_MADE], "'corpus': its training split"),
     ],
 )
