@@ -108,6 +108,7 @@ docs: install
 docs-check: docs
 	$(PYTHON) docs/check.py site
 	$(PYTHON) docs/tables.py --check
+	$(PYTHON) docs/pictures.py --check
 
 # Take the pictures in docs/ of the report, the page of attention, MLflow, Prefect and DVC, of the default experiment.
 screens: install test-packages .cache/vega.js

@@ -370,16 +370,28 @@ def verdict_table(judged: list[dict[str, Any]]) -> Table:
 TIMING_COLUMNS = ["claim", "verdict", "peer", "times as fast", "margin", "GPU"]
 
 
+def names_of_claims() -> list[str]:
+    return sorted(path.parent.name for path in (ROOT / "results/claims").glob("*/verdict.json"))
+
+
+def timed_claims(name: str) -> list[dict[str, Any]]:
+    """Return the claims of results/claims/NAME that are judged on scores of cuda_ext.pairs."""
+    claims = read_json(f"results/claims/{name}/verdict.json")["claims"]
+    return [claim for claim in claims if claim["metric"].endswith(", ms")]
+
+
+def timing_claims() -> list[dict[str, Any]]:
+    """Return all claims on the time of a kernel, those of a folder together."""
+    return [claim for name in names_of_claims() for claim in timed_claims(name)]
+
+
 def timing_verdicts() -> Table:
-    """Return all claims of results/claims on the time of a kernel, those of a folder together."""
-    names = sorted(path.parent.name for path in (ROOT / "results/claims").glob("*/verdict.json"))
-    return TIMING_COLUMNS, [row for name in names for row in timings(name)[1]]
+    return TIMING_COLUMNS, [row for name in names_of_claims() for row in timings(name)[1]]
 
 
 def timings(name: str) -> Table:
-    """Return the claims of results/claims/NAME that are judged on scores of cuda_ext.pairs, with their GPU."""
-    claims = read_json(f"results/claims/{name}/verdict.json")["claims"]
-    timed = [claim for claim in claims if claim["metric"].endswith(", ms")]
+    """Return the claims on time of results/claims/NAME, with their GPU."""
+    timed = timed_claims(name)
     gpus = gpus_of(name) if timed else {}
     rows = []
     for claim in timed:
@@ -900,16 +912,18 @@ def deletion_verdicts() -> Table:
     return ["data", "claim", "verdict", "difference in the fall", "margin"], rows
 
 
-def kernel(name: str) -> Table:
-    """Return the cases of a kernel in the newest report of cuda_ext/results/ that has it; parts/ has those of one."""
+def reported(name: str) -> dict[str, Any]:
+    """Return the newest report of cuda_ext/results/ that has a kernel, with its cases; parts/ has reports of one."""
     for path in sorted((ROOT / "cuda_ext/results").rglob("*.json"), key=lambda path: path.name, reverse=True):
-        reported = json.loads(path.read_text(encoding="utf-8"))["results"]
-        if cases := [case for case in reported if case["kernel"].split()[0] == name]:
-            break
-    else:
-        raise KeyError(f"no kernel {name} in cuda_ext/results")
+        report = json.loads(path.read_text(encoding="utf-8"))
+        if cases := [case for case in report["results"] if case["kernel"].split()[0] == name]:
+            return {**report, "results": cases}
+    raise KeyError(f"no kernel {name} in cuda_ext/results")
+
+
+def kernel(name: str) -> Table:
     rows = []
-    for case in cases:
+    for case in reported(name)["results"]:
         ratio = f"{case['times_best_peer']:.2f}"
         rows.append(
             [

@@ -264,6 +264,20 @@ def test_the_tables_are_those_of_the_results():
     assert load("tables").main(["--check"]) == 0
 
 
+def test_a_chart_names_what_it_shows_and_is_drawn_the_same_each_time(tmp_path):
+    pictures = load("pictures")
+    charts = pictures.charts()
+    draw, report = charts[ROOT / "docs/kernels/max_pool2d.png"]
+    older = {**report, "results": report["results"][1:]}
+    drawn = [tmp_path / f"{number}.png" for number in range(3)]
+    for shown, path in zip((report, report, older), drawn, strict=True):
+        draw(shown, path)
+    assert drawn[0].read_bytes() == drawn[1].read_bytes() != drawn[2].read_bytes()
+    digests = [pictures.evidence(path) for path in (ROOT / "docs/kernels/max_pool2d.png", *drawn)]
+    assert digests[0] == digests[1] == digests[2] != digests[3]
+    assert pictures.main(["--check"]) == 0
+
+
 @pytest.mark.parametrize("name", sorted(path.parent.name for path in ROOT.glob("cuda_ext/*/cases.py")))
 def test_each_operation_has_a_page_with_its_signature_speed_and_limits(name):
     page = PAGES[f"docs/kernels/{name}.md"]

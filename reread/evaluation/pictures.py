@@ -3,7 +3,7 @@
 Colours: Okabe and Ito 2008, "Color Universal Design", which colour-blind readers and prints in grey distinguish.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -41,11 +41,14 @@ DPI = 150
 
 
 @contextmanager
-def picture(path: Path, width: float, height: float) -> Iterator[Figure]:
-    """A figure of so many inches in the house style, written as PNG without date or version when the block ends."""
+def picture(path: Path, width: float, height: float, about: Mapping[str, str] | None = None) -> Iterator[Figure]:
+    """A figure of so many inches in the house style, written as PNG without date or version when the block ends.
+
+    about: texts that the file holds beside the pixels.
+    """
     style: dict[Any, Any] = {**matplotlib.rcParamsDefault, **STYLE, "backend": "agg"}
     with matplotlib.rc_context(style):
         figure = Figure(figsize=(width, height), layout="constrained")
         FigureCanvasAgg(figure)
         yield figure
-        figure.savefig(path, dpi=DPI, metadata={"Software": None})
+        figure.savefig(path, dpi=DPI, metadata={"Software": None, **(about or {})})
