@@ -119,6 +119,7 @@ def test_a_built_library_is_in_the_wheel(tmp_path):
 
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=ON_GPU)])
 def test_every_operation_s_example_runs_in_an_environment_with_torch_alone(device, built, tmp_path):
+    # A wheel's own library, which lacks what tests call, takes minutes to compile: the checkout's stands for it.
     file = built if device == "cpu" else wheel.wheel(tmp_path, build.BUILT)
     site = tmp_path / "site"
     site.mkdir()
