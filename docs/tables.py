@@ -13,7 +13,6 @@ import csv
 import difflib
 import json
 import math
-import os
 import re
 import sys
 from collections import Counter, defaultdict
@@ -344,9 +343,8 @@ def page_of(experiment: str) -> str:
     if experiment in PAGES:
         return PAGES[experiment]
     mark = f"<!-- table: verdicts:{experiment} -->"
-    pages = [ROOT / "docs/chest-x-rays.md", *sorted((ROOT / "docs/results").glob("*.md"))]
-    page = next(page for page in pages if mark in page.read_text(encoding="utf-8"))
-    return os.path.relpath(page, ROOT / "docs/results")
+    pages = sorted((ROOT / "docs/results").glob("*.md"))
+    return next(page.name for page in pages if mark in page.read_text(encoding="utf-8"))
 
 
 def verdicts(experiment: str) -> Table | str:

@@ -50,7 +50,7 @@ class WeightsSettings:
     """A safetensors file that a network begins with, in torchvision's names or ours.
 
     path: from the current folder, in no key; sha256: of the file, 64 hex digits. A file of torch.save is refused,
-    because to read it can run code: docs/chest-x-rays.md has the command that converts one.
+    because to read it can run code: docs/results/chest-x-rays.md has the command that converts one.
     """
 
     path: str = field(default="", metadata={"key": False})
@@ -122,7 +122,7 @@ def load_initial_weights(network: DenseNet, settings: Settings) -> None:
 
     path = Path(given.path)
     if not path.is_file():
-        raise InputError(f"initial_weights: {path} is missing: docs/chest-x-rays.md says how to make it")
+        raise InputError(f"initial_weights: {path} is missing: docs/results/chest-x-rays.md says how to make it")
     if sha256_file(path) != given.sha256:
         raise InputError(f"initial_weights: {path} has another sha256 than the setting ({given.sha256[:12]}…)")
     state = load_file(path)

@@ -78,7 +78,7 @@ def find(mirror: Path | None) -> list[Path]:
     if folder is None or not folder.is_dir():
         raise InputError(
             f"chestxray14 is read from a mirror: put its files in {where} and name FOLDER by REREAD_MIRROR "
-            "(docs/chest-x-rays.md lists them)"
+            "(docs/results/chest-x-rays.md lists them)"
         )
     beside = [folder / BOXES] if (folder / BOXES).is_file() else []
     for subset in SUBSETS:
