@@ -41,12 +41,16 @@ def adamw(
 ) -> None:
     """Update parameters, their means of the gradient (m) and of its square (v), and their steps, in place.
 
-    All lists have an entry for each parameter. parameters, gradients, means, squares: float32, or any dtype that the
-    reference takes; a parameter's four have equal sizes and strides, without gaps, on one device. steps: float32 [] on
-    that device, how often each was updated before. rates, weight_decays: numbers; a CUDA graph keeps those of its
-    capture. norm: float32 [], of all gradients together, which then count as if clipped to largest_norm; they stay as
-    they are. scale: float32 [], by which gradients are divided first, and stored so. overflow: float32 []; where it is
-    1, nothing changes. These three are read on the device.
+    - ``parameters``, ``gradients``, ``means``, ``squares``: float32, or any dtype that the reference takes; a
+      parameter's four have equal sizes and strides, without gaps, on one device.
+    - ``steps``: float32 [] on that device, how often each was updated before.
+    - ``rates``, ``weight_decays``: numbers; a CUDA graph keeps those of its capture.
+    - ``norm``: float32 [], of all gradients together, which then count as if clipped to ``largest_norm``; they stay as
+      they are.
+    - ``scale``: float32 [], by which gradients are divided first, and stored so.
+    - ``overflow``: float32 []; where it is 1, nothing changes.
+
+    All lists have an entry for each parameter. norm, scale and overflow are read on the device.
     Raises ValueError, naming what came, for anything else.
 
     >>> parameter, gradient = torch.tensor([1.0, -2.0]), torch.tensor([0.5, 0.0])

@@ -30,12 +30,14 @@ def attention_pooling(
 ) -> tuple[Tensor, Tensor]:
     """Pool padded sequences: returns (pooled [N, D], weights [N, T]).
 
-    states: [N, T, D], float64, float32, float16 or bfloat16. Of row n the first lengths[n] steps are real; the steps
-    after them are never read and get a gradient of 0. lengths: int32 or int64 [N]; taken as 0 below 0, as T above T.
-    weight [A, D], bias [A], context [A]: the projection's and the context vector, in the dtype of states, or all
-    three in float32 beside states of half precision, to which the products round them. D and A up to 128 have kernels,
-    if the GPU has the shared memory (library.SHARED_MEMORY); wider ones, and float64, are computed by PyTorch's
-    operations.
+    - ``states``: [N, T, D], float64, float32, float16 or bfloat16.
+    - ``lengths``: int32 or int64 [N]; taken as 0 below 0, as T above T. Of row n the first lengths[n] steps are real;
+      the steps after them are never read and get a gradient of 0.
+    - ``weight``, ``bias``, ``context``: the projection's weight [A, D] and bias [A], and the context vector [A], in the
+      dtype of states, or all three in float32 beside states of half precision, to which the products round them.
+
+    D and A up to 128 have kernels, if the GPU has the shared memory (library.SHARED_MEMORY); wider ones, and float64,
+    are computed by PyTorch's operations.
     pooled has the dtype of states. weights are float32 (float64 for float64), sum to 1 over the real steps and are 0 at
     padding. A sequence of length 0 gives zeros. Both results have gradients with respect to states, weight, bias and
     context, but no second ones.
@@ -62,9 +64,11 @@ def attention_pooling_ragged(
 ) -> tuple[Tensor, Tensor]:
     """Pool sequences that are stored one after the other: returns (pooled [N, D], weights [M]).
 
-    states: [M, D]; sequence n is its rows offsets[n] to offsets[n + 1] - 1. offsets: int32 or int64 [N + 1], not
-    decreasing, within 0 and M; steps of no sequence get weights and gradients of 0. All else as for
-    ``attention_pooling``.
+    - ``states``: [M, D]; sequence n is its rows offsets[n] to offsets[n + 1] - 1.
+    - ``offsets``: int32 or int64 [N + 1], not decreasing, within 0 and M; steps of no sequence get weights and
+      gradients of 0.
+
+    All else as for ``attention_pooling``.
 
     >>> states, offsets = torch.arange(12.0).view(6, 2), torch.tensor([0, 4, 6])
     >>> weight, bias, context = torch.eye(2), torch.zeros(2), torch.zeros(2)

@@ -37,16 +37,19 @@ def batch_norm_activation(
 ) -> Tensor:
     """Return the activation of the batch norm of ``x``, in its shape and dtype, with channels last in memory.
 
-    x: [N, C, ...] of float64, float32, float16 or bfloat16; what is not channels-last (or a slice of the channels of
-    such a tensor) is copied first.
-    weight, bias: [C]; running_mean, running_variance: [C], or None, which always takes the batch's.
-    training: normalise by the batch's mean and variance, and move the running ones, which then follow
-    ``nn.BatchNorm2d``: running + momentum (batch - running), the variance unbiased.
-    activation: "none", "relu", "gelu", z times the normal distribution function of z, or "swish", z sigmoid(beta z);
-    beta: a scalar tensor, which gets a gradient if it asks for one, or None, which is 1; only swish reads it.
-    pooled: x is [N, C, H, W], and the result the average of each 2 x 2, [N, C, H // 2, W // 2], as ``nn.AvgPool2d(2)``
-    gives.
-    statistics: the batch's mean and biased variance, if they are known: they are not computed again.
+    - ``x``: [N, C, ...] of float64, float32, float16 or bfloat16; what is not channels-last (or a slice of the channels
+      of such a tensor) is copied first.
+    - ``weight``, ``bias``: [C].
+    - ``running_mean``, ``running_variance``: [C], or None, which always takes the batch's.
+    - ``training``: normalise by the batch's mean and variance, and move the running ones, which then follow
+      ``nn.BatchNorm2d``: running + momentum (batch - running), the variance unbiased.
+    - ``activation``: "none", "relu", "gelu", z times the normal distribution function of z, or "swish",
+      z sigmoid(beta z).
+    - ``beta``: a scalar tensor, which gets a gradient if it asks for one, or None, which is 1; only swish reads it.
+    - ``pooled``: x is [N, C, H, W], and the result the average of each 2 x 2, [N, C, H // 2, W // 2], as
+      ``nn.AvgPool2d(2)`` gives.
+    - ``statistics``: the batch's mean and biased variance, if they are known: they are not computed again.
+
     The arithmetic is float32, float64 for float64. Under autocast x keeps its dtype, as in PyTorch's own.
     Raises ValueError, naming what came, for anything else.
 

@@ -42,17 +42,21 @@ def conv2d(images: Tensor, weight: Tensor, padding: str = "zeros", kernel: str =
     ``result[n, y, x]`` is the sum over i and j of ``weight[i, j] * images[n, y + i - k // 2, x + j - k // 2]``: a
     cross-correlation.
 
-    images: [N, H, W] or [N, 1, H, W], float64, float32, float16 or bfloat16, any strides (what is not contiguous is
-    copied first). weight: [k, k] or [1, 1, k, k] of the same dtype and device, k odd from 3 to 31. Arithmetic is in
-    float32, or in float64 for float64. Under autocast both are cast to its dtype, as for ``torch.conv2d``.
-    padding: the values outside an image, as ``torch.nn.functional.pad`` has it: ``zeros``, ``reflect`` (H and W must be
-    larger than k // 2) or ``replicate``.
-    kernel: which one runs on a GPU: ``vanilla``, ``constant``, ``tiled``, ``register``, ``matrix`` (in half precision,
-    filters of 5 to 17), ``fft`` or ``auto``, the fastest of the last three for the dtype and the filter; in float64
-    always the reference. ``fft`` has the error of its tiles: it is relative to the largest pixels of up to 128 x 256
-    around, which NaN and infinity spread over.
-    ``constant`` shares one piece of constant memory between the streams of a GPU, so that calls on different streams
-    run one after another; a CUDA graph cannot capture it (RuntimeError).
+    - ``images``: [N, H, W] or [N, 1, H, W], float64, float32, float16 or bfloat16, any strides (what is not contiguous
+      is copied first).
+    - ``weight``: [k, k] or [1, 1, k, k] of the same dtype and device, k odd from 3 to 31.
+    - ``padding``: the values outside an image, as ``torch.nn.functional.pad`` has it: ``zeros``, ``reflect`` (H and W
+      must be larger than k // 2) or ``replicate``.
+    - ``kernel``: which one runs on a GPU: ``vanilla``, ``constant``, ``tiled``, ``register``, ``matrix`` (in half
+      precision, filters of 5 to 17), ``fft`` or ``auto``, the fastest of the last three for the dtype and the filter;
+      in float64 always the reference.
+
+    Arithmetic is in float32, or in float64 for float64. Under autocast images and weight are cast to its dtype, as for
+    ``torch.conv2d``.
+    The kernel ``fft`` has the error of its tiles: it is relative to the largest pixels of up to 128 x 256 around, which
+    NaN and infinity spread over.
+    The kernel ``constant`` shares one piece of constant memory between the streams of a GPU, so that calls on different
+    streams run one after another; a CUDA graph cannot capture it (RuntimeError).
     Raises ValueError, naming what came, for anything else.
 
     >>> conv2d(torch.eye(4).unsqueeze(0), torch.ones(3, 3))

@@ -25,9 +25,11 @@ MOST_SCORES = 2**17
 def cross_entropy(scores: Tensor, targets: Tensor, label_smoothing: float = 0.0) -> Tensor:
     """Return the mean over the rows of their cross entropy, [], in the dtype of the scores.
 
-    scores: float32 or float64 [n, K], not yet normalised. targets: int64 [n], from 0 to K - 1. Any other is
-    an error on a CPU and stops the program on a GPU, -100 too: a row that PyTorch leaves out by default.
-    label_smoothing: the share of a label, 0 to 1, that is spread over all classes.
+    - ``scores``: float32 or float64 [n, K], not yet normalised.
+    - ``targets``: int64 [n], from 0 to K - 1. Any other is an error on a CPU and stops the program on a GPU, -100 too:
+      a row that PyTorch leaves out by default.
+    - ``label_smoothing``: the share of a label, 0 to 1, that is spread over all classes.
+
     The gradient is that of the scores, and has none itself. More than 2^17 scores, none, and float64 are computed by
     PyTorch's operations.
     Raises ValueError, naming what came, for anything else.

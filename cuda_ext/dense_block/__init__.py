@@ -32,8 +32,10 @@ ROW = 32
 class Halves:
     """Parameters and running statistics of a block's halves, two for each layer: 1x1 and 3x3, each behind its norm.
 
-    weights, biases, running_means, running_variances: of each norm, [C] before the 1x1 and [B] before the 3x3;
-    betas: of each activation, scalars, or None; kernels: [B, C, 1, 1] and [k, B, 3, 3] in turn.
+    - ``weights``, ``biases``, ``running_means``, ``running_variances``: of each norm, [C] before the 1x1 and [B] before
+      the 3x3.
+    - ``betas``: of each activation, scalars, or None.
+    - ``kernels``: [B, C, 1, 1] and [k, B, 3, 3] in turn.
     """
 
     weights: list[Tensor]
@@ -55,10 +57,13 @@ def dense_block(
 ) -> tuple[Tensor, tuple[Tensor, Tensor] | None]:
     """Return x and what each layer adds to it, [N, C + L k, H, W] in x's dtype with channels last in memory.
 
-    In training the mean and biased variance of each of its channels come with it, for the norm that reads it next; else
-    None. training, momentum, epsilon, activation: as ``batch_norm_activation`` takes them; in training the running
-    statistics move. x: [N, C, H, W] of float64, float32, float16 or bfloat16; kernels may be of another dtype, and are
-    cast to x's. Under autocast x takes its dtype.
+    - ``x``: [N, C, H, W] of float64, float32, float16 or bfloat16.
+    - ``halves``: its kernels may be of another dtype, and are cast to x's.
+    - ``training``, ``momentum``, ``epsilon``, ``activation``: as ``batch_norm_activation`` takes them; in training the
+      running statistics move.
+
+    In training the mean and biased variance of each of the result's channels come with it, for the norm that reads it
+    next; else None. Under autocast x takes its dtype.
     Raises ValueError, naming what came, for anything else.
 
     >>> norms = [torch.ones(2), torch.ones(8)]

@@ -25,10 +25,12 @@ NONE = -1
 def embedding(table: Tensor, tokens: Tensor, padding: int | None = None) -> Tensor:
     """Return row ``tokens[...]`` of ``table`` for each token: [..., E], contiguous.
 
-    table: [V, E] of float64, float32, float16 or bfloat16. tokens: int32 or int64 of any shape, from 0 to V - 1;
-    another stops the program, on a GPU as with ``nn.Embedding``. padding: a row, from 0 to V - 1, that gets no
-    gradient; None or -1: none. ``nn.Embedding`` counts a negative row from the last: here -1 is no row, and a smaller
-    one is refused.
+    - ``table``: [V, E] of float64, float32, float16 or bfloat16.
+    - ``tokens``: int32 or int64 of any shape, from 0 to V - 1; another stops the program, on a GPU as with
+      ``nn.Embedding``.
+    - ``padding``: a row, from 0 to V - 1, that gets no gradient; None or -1: none. ``nn.Embedding`` counts a negative
+      row from the last: here -1 is no row, and a smaller one is refused.
+
     The result has the table's dtype; under autocast that of autocast, if the table is float32. The gradient of the
     table is in its own dtype, whole, summed in float32.
     Raises ValueError, naming what came, for anything else.

@@ -30,10 +30,13 @@ def finite_differences(f: Tensor, axis: str = "x", spacing: float = 1.0, kernel:
     Along the axis, ``result[i]`` is the sum over k from 1 to 4 of ``COEFFICIENTS[k - 1] * (f[i + k] - f[i - k])``,
     divided by the spacing: central differences of order 8. The grid is periodic: behind its last point comes its first.
 
-    f: [..., Z, Y, X], float64 or float32, at least 4 points along the axis, at most 2^30 points in a grid, any strides
-    (what is not contiguous is copied first). Autocast changes nothing.
-    axis: ``x``, ``y`` or ``z``. spacing: the distance of two neighbours along it; a negative one turns the axis round.
-    kernel: which one runs on a GPU: ``direct`` or ``tiled``, with the same bits; in float64 always the reference.
+    - ``f``: [..., Z, Y, X], float64 or float32, at least 4 points along the axis, at most 2^30 points in a grid, any
+      strides (what is not contiguous is copied first).
+    - ``axis``: ``x``, ``y`` or ``z``.
+    - ``spacing``: the distance of two neighbours along the axis; a negative one turns the axis round.
+    - ``kernel``: which one runs on a GPU: ``direct`` or ``tiled``, with the same bits; in float64 always the reference.
+
+    Autocast changes nothing.
     Raises ValueError, naming what came, for anything else.
 
     >>> line = torch.tensor([0.0, 1.0, 0.0, -1.0, 0.0, 1.0, 0.0, -1.0])

@@ -18,8 +18,9 @@ DTYPES = FLOATS
 def gradient_norm(tensors: Sequence[Tensor]) -> Tensor:
     """Return the root of the sum of all squares, []: of float32 or float64, as the tensors, without a gradient.
 
-    tensors: at least one, of any shapes without gaps in memory, of one dtype and on one device. Squares are added in
-    float32 within a tile of 8192 numbers, and tiles in float64.
+    - ``tensors``: at least one, of any shapes without gaps in memory, of one dtype and on one device.
+
+    Squares are added in float32 within a tile of 8192 numbers, and tiles in float64.
     Raises ValueError, naming what came, for anything else.
 
     >>> gradient_norm([torch.tensor([3.0]), torch.tensor([[0.0], [-4.0]])])

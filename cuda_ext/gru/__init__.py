@@ -46,18 +46,21 @@ def gru(
 ) -> tuple[Tensor, Tensor]:
     """x [N, T, I] -> the states [N, T, d H], zero at padding, and the last state of each sequence [d, N, H].
 
-    lengths: int32 or int64 [N], each from 0 to T (what is outside is clamped), on x's device; None where every step is
-    real. The last state is that of step lengths[n] - 1, or in the backward direction of step 0; of an empty sequence
-    the first state.
-    parameters: w_ih [3 H, I], w_hh [3 H, H], b_ih [3 H], b_hh [3 H], and the same again of the backward direction, as
-    ``nn.GRU`` orders them; of x's dtype, or float32 with an x of half precision, and then rounded where they multiply.
-    H is at most 128. The sums are kept in float32 (float64 for float64). float32 is multiplied in three products of
-    half precision: of float16, scaled, where inputs and gradients are multiplied with weights and with one another,
-    which holds 22 bits of a number or 38 below the largest of those scaled with it; of bfloat16, 16 bits, from step to
-    step. States and gradients err by 1e-6 to 2e-6 in norm. Under autocast x takes its dtype, and parameters of float32
-    stay.
-    rectified: n is relu of its sum, not tanh. Nothing bounds the states then, and those above 65504 overflow float16.
-    initial: the first states [d, N, H] of x's dtype, with a gradient; None for zeros.
+    - ``lengths``: int32 or int64 [N], each from 0 to T (what is outside is clamped), on x's device; None where every
+      step is real.
+    - ``parameters``: w_ih [3 H, I], w_hh [3 H, H], b_ih [3 H], b_hh [3 H], and the same again of the backward
+      direction, as ``nn.GRU`` orders them; of x's dtype, or float32 with an x of half precision, and then rounded where
+      they multiply. H is at most 128.
+    - ``rectified``: n is relu of its sum, not tanh. Nothing bounds the states then, and those above 65504 overflow
+      float16.
+    - ``initial``: the first states [d, N, H] of x's dtype, with a gradient; None for zeros.
+
+    The last state is that of step lengths[n] - 1, or in the backward direction of step 0; of an empty sequence the
+    first state.
+    The sums are kept in float32 (float64 for float64). float32 is multiplied in three products of half precision: of
+    float16, scaled, where inputs and gradients are multiplied with weights and with one another, which holds 22 bits of
+    a number or 38 below the largest of those scaled with it; of bfloat16, 16 bits, from step to step. States and
+    gradients err by 1e-6 to 2e-6 in norm. Under autocast x takes its dtype, and parameters of float32 stay.
     float64 runs the reference on a GPU too: it serves to check gradients. There is no second derivative.
     Raises ValueError, naming what came, for anything else.
 
@@ -87,9 +90,10 @@ def gru_ragged(
 ) -> tuple[Tensor, Tensor]:
     """x [M, I], real steps alone -> their states [M, d H] and the last state of each sequence [d, N, H].
 
-    offsets: int32 or int64 [N + 1], from 0 to at most M and never falling: sequence n is rows offsets[n] to
-    offsets[n + 1]. Rows before offsets[0] and from offsets[N] on are of no sequence. They are not read, and their
-    states and gradients are zero: a batch can keep its shape, as a CUDA graph wants, while its steps grow fewer.
+    - ``offsets``: int32 or int64 [N + 1], from 0 to at most M and never falling: sequence n is rows offsets[n] to
+      offsets[n + 1]. Rows before offsets[0] and from offsets[N] on are of no sequence. They are not read, and their
+      states and gradients are zero: a batch can keep its shape, as a CUDA graph wants, while its steps grow fewer.
+
     All else is as in ``gru``.
 
     >>> w_ih, w_hh, bias = torch.ones(6, 1), torch.zeros(6, 2), torch.zeros(6)
@@ -113,7 +117,8 @@ def gates(
 ) -> Gates:
     """The gates and the candidate behind the states, for study; without gradients.
 
-    x [N, T, I] with its lengths as ``limits``, or x [M, I] with its offsets.
+    - ``x``: [N, T, I] or [M, I].
+    - ``limits``: the lengths of an x [N, T, I], or the offsets of an x [M, I].
     """
     found: Any
     with torch.no_grad():

@@ -25,7 +25,9 @@ class GRU(nn.Module):
 
     It is no subclass: torch.compile breaks its graph at every ``nn.GRU``.
 
-    input_size, hidden_size, num_layers, bias, batch_first, dropout, bidirectional, device, dtype: as of ``nn.GRU``.
+    - ``input_size``, ``hidden_size``, ``num_layers``, ``bias``, ``batch_first``, ``dropout``, ``bidirectional``,
+      ``device``, ``dtype``: as of ``nn.GRU``.
+
     Dropout between layers draws other numbers than ``nn.GRU`` of the same seed.
 
     >>> layer = GRU(4, 3, num_layers=2, batch_first=True, bidirectional=True)
@@ -70,11 +72,12 @@ class GRU(nn.Module):
     ) -> tuple[Tensor | PackedSequence, Tensor]:
         """Return the states of the last layer, in the form of ``input``, and each layer's last states [L d, N, H].
 
-        input: [T, N, I], or [N, T, I] with batch_first; [T, I] of one sequence; a PackedSequence; a nested tensor
-        [N, jagged, I]; or, with offsets, ragged rows [M, I].
-        hx: the first states [L d, N, H] (of one sequence [L d, H]); None for zeros.
-        lengths: int [N] on the device of ``input``, of a padded batch; states at padding are zero.
-        offsets: int [N + 1] of ragged rows: sequence n is rows offsets[n] to offsets[n + 1].
+        - ``input``: [T, N, I], or [N, T, I] with batch_first; [T, I] of one sequence; a PackedSequence; a nested tensor
+          [N, jagged, I]; or, with offsets, ragged rows [M, I].
+        - ``hx``: the first states [L d, N, H] (of one sequence [L d, H]); None for zeros.
+        - ``lengths``: int [N] on the device of ``input``, of a padded batch; states at padding are zero.
+        - ``offsets``: int [N + 1] of ragged rows: sequence n is rows offsets[n] to offsets[n + 1].
+
         Raises ValueError where lengths or offsets do not go with the input.
         """
         own_form = lengths is not None or offsets is not None or (isinstance(input, Tensor) and input.is_nested)

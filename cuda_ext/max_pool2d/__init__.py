@@ -20,9 +20,10 @@ DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 def max_pool2d(x: Tensor) -> Tensor:
     """Return the maximum of each window of 2 x 2, as ``F.max_pool2d(x, 2)`` gives it, with channels last in memory.
 
-    x: [N, C, H, W] of float64, float32, float16 or bfloat16; what is not channels-last is copied first. The result is
-    [N, C, H // 2, W // 2]: a last odd row or column belongs to no window. The gradient goes to the first of equal
-    maxima, and a NaN is larger than any number. Autocast changes nothing.
+    - ``x``: [N, C, H, W] of float64, float32, float16 or bfloat16; what is not channels-last is copied first.
+
+    The result is [N, C, H // 2, W // 2]: a last odd row or column belongs to no window. The gradient goes to the first
+    of equal maxima, and a NaN is larger than any number. Autocast changes nothing.
     Raises ValueError, naming what came, for anything else.
 
     >>> x = torch.tensor([[1.0, 4.0, 3.0], [2.0, 0.0, 8.0]], requires_grad=True)

@@ -26,11 +26,13 @@ def patch_convolution(
 ) -> Tensor:
     """Return ``activation(F.conv2d(images, filters, bias))`` in ``dtype``, with channels last in memory.
 
-    images: [N, C, H, W] of float32 or float64, C being 1 or 3; what is not channels-last is copied first.
-    filters: [8 C, C, 2, 2]; bias: [8 C]; of the images' dtype. The bias alone gets a gradient.
-    activation: "none", "relu", "swish" or "gelu"; dtype: the result's, float16, bfloat16 or, by default, that of the
-    images. Autocast changes nothing.
-    The result is [N, 8 C, H - 1, W - 1].
+    - ``images``: [N, C, H, W] of float32 or float64, C being 1 or 3; what is not channels-last is copied first.
+    - ``filters``: [8 C, C, 2, 2], of the images' dtype.
+    - ``bias``: [8 C], of the images' dtype.
+    - ``activation``: "none", "relu", "swish" or "gelu".
+    - ``dtype``: the result's, float16, bfloat16 or, by default, that of the images.
+
+    The result is [N, 8 C, H - 1, W - 1]. The bias alone gets a gradient. Autocast changes nothing.
     Raises ValueError, naming what came, for anything else.
 
     >>> filters = torch.zeros(8, 1, 2, 2)

@@ -22,10 +22,11 @@ HALF = (torch.float16, torch.bfloat16)
 def swish(x: Tensor, beta: Tensor | None = None) -> Tensor:
     """Return x sigmoid(beta x), of the shape, dtype and memory order of ``x``; half precision is rounded once.
 
-    x: float64, float32, float16 or bfloat16; [N, C, ...] where beta is per channel, else any shape and any strides
-    (what has gaps or overlaps is copied first).
-    beta: None (which is 1), a scalar tensor, or [C], one per channel; on x's device, of x's dtype or, where x is half,
-    float32, under autocast and without. It gets a gradient, in its own dtype, if it asks for one.
+    - ``x``: float64, float32, float16 or bfloat16; [N, C, ...] where beta is per channel, else any shape and any
+      strides (what has gaps or overlaps is copied first).
+    - ``beta``: None (which is 1), a scalar tensor, or [C], one per channel; on x's device, of x's dtype or, where x is
+      half, float32, under autocast and without. It gets a gradient, in its own dtype, if it asks for one.
+
     Raises ValueError, naming what came, for anything else.
 
     >>> x = torch.tensor([-1.0, 0.0, 2.0], requires_grad=True)

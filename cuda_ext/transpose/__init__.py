@@ -21,9 +21,11 @@ KERNELS = ("naive", "tiled", "padded")
 def transpose(x: Tensor, kernel: str = "padded") -> Tensor:
     """Return the transpose of a matrix, contiguous, in its dtype, and never a view of it.
 
-    x: [rows, columns], float64, float32, float16 or bfloat16, any strides (what is not contiguous is copied first).
-    kernel: which one runs on a GPU: ``naive``, ``tiled`` or ``padded``, all with the same bits; in float64 always the
-    reference.
+    - ``x``: [rows, columns], float64, float32, float16 or bfloat16, any strides (what is not contiguous is copied
+      first).
+    - ``kernel``: which one runs on a GPU: ``naive``, ``tiled`` or ``padded``, all with the same bits; in float64 always
+      the reference.
+
     Raises ValueError, naming what came, for anything else.
 
     >>> transpose(torch.tensor([[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]]))

@@ -17,8 +17,10 @@ DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 def vector_add(x: Tensor, y: Tensor) -> Tensor:
     """Return x + y, contiguous, in the dtype of the two.
 
-    x, y: one shape, one dtype (float64, float32, float16 or bfloat16) and one device; any strides (what is not
-    contiguous is copied first). Under autocast the narrower of two dtypes is promoted to the wider.
+    - ``x``, ``y``: one shape, one dtype (float64, float32, float16 or bfloat16) and one device; any strides (what is
+      not contiguous is copied first).
+
+    Under autocast the narrower of two dtypes is promoted to the wider.
     Raises ValueError, naming what came, for anything else.
 
     >>> vector_add(torch.tensor([1.0, 2.0]), torch.tensor([3.0, 4.0]))
