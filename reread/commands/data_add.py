@@ -17,7 +17,7 @@ Then: `dvc add data`, and commit data.dvc and data.manifest.json.
 import contextlib
 import re
 import unicodedata
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -29,7 +29,7 @@ from rich.text import Text
 from reread.commands.options import AsJson, print_json, print_table, progress
 from reread.storage.errors import InputError
 from reread.storage.files import content_key, write_text
-from reread.storage.locks import file_lock
+from reread.storage.locks import held_alone
 
 if TYPE_CHECKING:
     from reread.preprocessing.delimited import Dialect
@@ -55,13 +55,10 @@ def lock_of(name: str) -> Path:
     return LOCKS / f"data-{content_key(name)}.lock"
 
 
-@contextlib.contextmanager
-def alone(name: str) -> Iterator[None]:
+def alone(name: str) -> contextlib.AbstractContextManager[object]:
     """Hold the lock of a data set, whose files, entry and card belong together; InputError where another holds it."""
-    with file_lock(lock_of(name), blocking=False) as held:
-        if not held:
-            raise InputError(f"another process adds or removes '{name}': wait until it ends, or choose another --name")
-        yield
+    refusal = f"another process adds or removes '{name}': wait until it ends, or choose another --name"
+    return held_alone(lock_of(name), lambda _holder: refusal)
 
 
 def command(

@@ -24,7 +24,7 @@ from reread.planning.runs import find_run
 from reread.storage.errors import InputError
 from reread.storage.files import read_json
 from reread.storage.job import Job
-from reread.storage.locks import file_lock, holder, run_lock
+from reread.storage.locks import file_lock, held_alone, run_lock
 from reread.storage.prepared import DESCRIPTION
 from reread.storage.run_folder import RunFolder
 
@@ -117,9 +117,8 @@ def reproduce(run: RunFolder, on_event: Callable[[dict[str, Any]], None]) -> Run
         raise InputError(f"{prepared} is gone: {_how_to_prepare(run)}")
     directory = read_environment().runs / FOLDER / run.key
     # The original's lock too: it is not removed while it is read.
-    with file_lock(run_lock(run.directory)), file_lock(run_lock(directory), blocking=False) as lock:
-        if lock is None:
-            raise InputError(f"{run.key} is being reproduced by {holder(run_lock(directory))}: wait for it")
+    alone = held_alone(run_lock(directory), lambda by: f"{run.key} is being reproduced by {by}: wait for it")
+    with file_lock(run_lock(run.directory)), alone as lock:
         # From the start: an earlier attempt may have been of another source.
         shutil.rmtree(directory, ignore_errors=True)
         job = Job.read(run)

@@ -19,7 +19,7 @@ cached, and an interrupted one resumes from its last epoch: type the same comman
 
 import contextlib
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -30,7 +30,7 @@ from reread.commands.data_add import LOCKS
 from reread.commands.options import AsJson, completion, print_json, print_results, progress, results_of
 from reread.storage.errors import InputError
 from reread.storage.files import content_key
-from reread.storage.locks import file_lock, holder
+from reread.storage.locks import held_alone
 
 if TYPE_CHECKING:
     from reread.planning.plan import Plan
@@ -185,15 +185,13 @@ def try_networks(
             return Path(pipeline(final, plan=make_plan(final)))
 
 
-@contextlib.contextmanager
-def alone(name: str) -> Iterator[None]:
+def alone(name: str) -> contextlib.AbstractContextManager[object]:
     """Hold the lock of what is tried on a data set, whose experiments one process writes; InputError where another
     holds it."""
-    path = LOCKS / f"try-{content_key(name)}.lock"
-    with file_lock(path, blocking=False) as held:
-        if not held:
-            raise InputError(f"networks are tried on '{name}' by {holder(path)}: wait until that ends, then run again")
-        yield
+    return held_alone(
+        LOCKS / f"try-{content_key(name)}.lock",
+        lambda by: f"networks are tried on '{name}' by {by}: wait until that ends, then run again",
+    )
 
 
 def metric_words(metric: str) -> str:

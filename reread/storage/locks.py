@@ -52,6 +52,15 @@ def run_locked(
         yield file
 
 
+@contextlib.contextmanager
+def held_alone(path: Path, refusal: Callable[[str], str]) -> Iterator[TextIO]:
+    """Hold an exclusive lock on ``path``; InputError with ``refusal`` of its ``holder`` where another holds it."""
+    with file_lock(path, blocking=False) as file:
+        if file is None:
+            raise InputError(refusal(holder(path)))
+        yield file
+
+
 def run_lock(run_directory: Path) -> Path:
     """Return the path of the lock of a run: RUNS/.locks/KEY.lock."""
     run_directory = Path(run_directory)
