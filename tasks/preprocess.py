@@ -21,9 +21,7 @@ from tasks.step import publish_results, step
 @step(task_run_name="preprocess-{preparation[data]}")
 def preprocess(preparation: Mapping[str, Any], fresh: bool = False) -> str:
     """Prepare what one entry of ``Plan.preparations`` describes; return the folder in prepared/."""
-    root = Path(preparation["directory"]).parent
-    with use_workers(Workers(**preparation["workers"])):
-        directory = prepare(preparation["data"], preparation["settings"], prepared_root=root, fresh=fresh)
+    directory = prepared_in(Path(preparation["directory"]).parent, preparation, fresh)
     about = summary(directory)
     counts = {split: stop - start for split, (start, stop) in about["splits"].items()}
     rows = ", ".join(f"{counts[split]} {split}" for split in SPLITS)
@@ -33,6 +31,12 @@ def preprocess(preparation: Mapping[str, Any], fresh: bool = False) -> str:
     elif fold["number"] == 1:
         say(f"{preparation['data']}, seed {fold['seed']}: {fold['count']} folds, the first of {rows} rows")
     return str(directory)
+
+
+def prepared_in(root: Path, preparation: Mapping[str, Any], fresh: bool = False) -> Path:
+    """Prepare what one entry of ``Plan.preparations`` describes in a folder of ``root``, without a word of it."""
+    with use_workers(Workers(**preparation["workers"])):
+        return prepare(preparation["data"], preparation["settings"], prepared_root=root, fresh=fresh)
 
 
 @command

@@ -15,6 +15,7 @@ import psutil
 import pytest
 
 from reread.evaluation import vega
+from reread.runtime.garbage import collect_less
 from reread.storage.files import content_key, published_directory, sha256_file
 from reread.storage.locks import file_lock
 from tests import forks
@@ -123,8 +124,7 @@ LONGEST = (
 )
 
 
-# All that is imported stays: with Python's thresholds a tenth of the suite's time went into looking for garbage in it.
-gc.set_threshold(50_000, 20, 100)
+collect_less()
 
 
 def pytest_collection_finish() -> None:

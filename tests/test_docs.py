@@ -234,8 +234,14 @@ def test_the_tutorial_leads_from_its_experiment_to_a_verdict(project):
     file.write_text(fewer + yaml.safe_dump({"parameters": small}), encoding="utf-8")
     who = {f"GIT_{role}_{part}": "test@localhost" for role in ("AUTHOR", "COMMITTER") for part in ("NAME", "EMAIL")}
     assert first_commands[:2] == [["make", "install"], ["source", ".venv/bin/activate"]]
-    for words in first_commands[2:]:
-        said = project.run(*(["python", "-m", *words] if words[0] == "reread" else words), **who).stdout
+
+    def run_all(commands: list[list[str]]) -> str:
+        """Return what the last of the commands says."""
+        for words in commands:
+            said = project.run(*(["python", "-m", *words] if words[0] == "reread" else words), **who).stdout
+        return said
+
+    said = run_all(first_commands[2:])
     assert "all values agree" in said
     report = project.directory / "reports/word-order"
     (verdict,) = json.loads((report / "verdicts.json").read_text())["verdicts"]
@@ -246,8 +252,7 @@ def test_the_tutorial_leads_from_its_experiment_to_a_verdict(project):
     times = [path.stat().st_mtime_ns for path in runs]
     project.edit("experiments/word-order.yaml", "equivalence_margin", f"{second}equivalence_margin")
     assert [words[0] for words in second_commands] == ["git", "reread"]
-    for words in second_commands:
-        said = project.run(*(["python", "-m", *words] if words[0] == "reread" else words), **who).stdout
+    said = run_all(second_commands)
     assert "warning" in said and "of these reads was by this experiment" in " ".join(said.split())
     assert len(json.loads((report / "verdicts.json").read_text())["verdicts"]) == 2
     assert "Changed after 1 read" in (report / "report.html").read_text()

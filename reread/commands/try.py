@@ -265,14 +265,14 @@ def print_estimate(
     from reread.storage.prepared import DESCRIPTION
     from tasks.board import duration
     from tasks.estimate import baseline_seconds, estimate, load
-    from tasks.preprocess import preprocess
+    from tasks.preprocess import prepared_in, preprocess
 
     with tempfile.TemporaryDirectory() as folder:
         prepared = {}
         preparations = {key: about for plan in plans for key, about in plan.preparations().items()}
         for key, about in preparations.items():
             there = (Path(about["directory"]) / DESCRIPTION).is_file()
-            prepared[key] = prepared_in(folder, about) if dry_run and not there else preprocess.fn(about)
+            prepared[key] = str(prepared_in(Path(folder), about)) if dry_run and not there else preprocess.fn(about)
         *tunings, final = plans
         to_tune = [job for plan in tunings for job in plan.unfinished(prepared)]
         to_compare = final.unfinished(prepared)
@@ -307,15 +307,6 @@ def print_estimate(
     if seconds > LONG_SECONDS:
         print(f"shorter: `reread try {name} --epochs N`, or --variant NAME for only one network, or a GPU")
     return len(to_tune), len(to_compare), seconds, further
-
-
-def prepared_in(folder: str, about: Mapping[str, Any]) -> str:
-    """Prepare what one entry of ``Plan.preparations`` describes in a folder that is removed, and say nothing of it."""
-    from reread.preprocessing.prepare import prepare
-    from reread.preprocessing.workers import Workers, use_workers
-
-    with use_workers(Workers(**about["workers"])):
-        return str(prepare(about["data"], about["settings"], prepared_root=Path(folder)))
 
 
 def print_champion(name: str, report: Path) -> None:
