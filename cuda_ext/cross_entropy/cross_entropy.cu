@@ -5,6 +5,7 @@
 // of more it has 8 neighbours or a warp.
 
 #include "../common/launch.cuh"
+#include "../common/refuse.cuh"
 
 #include <cub/block/block_reduce.cuh>
 
@@ -50,6 +51,8 @@ __global__ void __launch_bounds__(threads)
     const bool is = row < rows;
     const float* const x = scores + int64_t{is ? row : 0} * classes;
     const int64_t target = is ? targets[row] : 0;
+    CUDA_EXT_TELL_IF(target < 0 || target >= classes,
+                     "cross_entropy: target %lld of row %lld is not one of %lld classes", target, row, classes);
     if (target < 0 || target >= classes) __trap();
     float largest = -INFINITY, sum = 0, powers = 0;
     for (int c = lane; c < classes; c += lanes) largest = fmaxf(largest, x[c]);

@@ -6,6 +6,7 @@
 // The tokens of a frequent number are first summed in chunks, so that no thread adds thousands of rows.
 
 #include "../batch_norm_activation/channels.cuh"
+#include "../common/refuse.cuh"
 
 #include <cub/device/device_radix_sort.cuh>
 
@@ -43,6 +44,8 @@ __global__ void __launch_bounds__(threads)
   if (i >= count * lanes) return;
   const int64_t token = i / lanes, column = i % lanes * V;
   const int64_t row = tokens[token];
+  CUDA_EXT_TELL_IF(row < 0 || row >= rows, "embedding: token %lld at place %lld is not one of %lld rows", row, token,
+                   rows);
   if (row < 0 || row >= rows) __trap();
   float values[V];
   cuda_ext::channels::unpack(cuda_ext::channels::load<From, V>(table + row * width + column), values);
@@ -54,6 +57,8 @@ __global__ void __launch_bounds__(threads)
     number(const Index* __restrict__ tokens, unsigned* numbers, int* places, int count, int64_t rows) {
   const int64_t i = thread_number();
   if (i >= count) return;
+  CUDA_EXT_TELL_IF(tokens[i] < 0 || tokens[i] >= rows,
+                   "embedding_gradient: token %lld at place %lld is not one of %lld rows", tokens[i], i, rows);
   if (tokens[i] < 0 || tokens[i] >= rows) __trap();
   numbers[i] = static_cast<unsigned>(tokens[i]);
   places[i] = static_cast<int>(i);
@@ -183,6 +188,10 @@ void check(const Tensor& table, const Tensor& tokens, const Tensor& rows) {
                       rows.size(0) == tokens.numel() && rows.size(1) == table.size(1) && table.size(1) <= INT_MAX &&
                       tokens.numel() < INT_MAX && table.size(0) < INT_MAX,
                   "embedding: table, tokens and rows do not fit together");
+  CUDA_EXT_REFUSE_UNLESS(tokens.get_device_index() == table.get_device_index() &&
+                             rows.get_device_index() == table.get_device_index(),
+                         "embedding: table, tokens and rows must be on one GPU, got devices ",
+                         table.get_device_index(), ", ", tokens.get_device_index(), " and ", rows.get_device_index());
 }
 
 bool aligned(const Tensor& a, const Tensor& b) {

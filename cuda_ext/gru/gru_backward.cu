@@ -4,6 +4,7 @@
 // four sums n, r, z and m, which are all that the weights' and the input's gradients need, and passes the state's on
 // through one product [16, 3 H] x [3 H, H] with the recurrent weights, in registers throughout. One barrier a step.
 
+#include "../common/refuse.cuh"
 #include "recurrence.cuh"
 
 #include <optional>
@@ -248,6 +249,15 @@ void choose(Arguments with, cudaStream_t stream) {
 void gru_backward(Tensor gates, Tensor plan, Tensor weights, std::optional<Tensor> above, std::optional<Tensor> last,
                   int64_t units, bool rectified, Tensor gradients, std::optional<Tensor> of_initial) {
   const int64_t sequences = plan.size(0) - 1;
+  CUDA_EXT_REFUSE_UNLESS(gates.is_cuda(), "gru_backward: gates must be on a GPU");
+  CUDA_EXT_REFUSE_UNLESS_BESIDE(gates, plan, torch::headeronly::ScalarType::Int, "gru_backward: plan");
+  CUDA_EXT_REFUSE_UNLESS_BESIDE(gates, weights, torch::headeronly::ScalarType::Int, "gru_backward: weights");
+  CUDA_EXT_REFUSE_UNLESS_BESIDE(gates, above, gates.scalar_type(), "gru_backward: above");
+  CUDA_EXT_REFUSE_UNLESS_BESIDE(gates, last, gates.scalar_type(), "gru_backward: last");
+  CUDA_EXT_REFUSE_UNLESS_BESIDE(gates, gradients, gates.scalar_type(), "gru_backward: gradients");
+  CUDA_EXT_REFUSE_UNLESS_BESIDE(gates, of_initial, gates.scalar_type(), "gru_backward: of_initial");
+  CUDA_EXT_REFUSE_UNLESS(plan.dim() == 2 && plan.size(1) == 4 && sequences >= 0,
+                         "gru_backward: plan must be [N + 1, 4]");
   STD_TORCH_CHECK(gates.is_cuda() && gates.dim() == 4 && gates.size(2) == 5 && gates.size(3) == (units + 7) / 8 * 8 &&
                       5 * gradients.numel() == 4 * gates.numel() && gradients.scalar_type() == gates.scalar_type() &&
                       (!above || above->scalar_type() == gates.scalar_type()) &&

@@ -5,6 +5,7 @@
 // of the three recurrent weights, and the sums that it then holds are r, z and m of the same units, so that the gates,
 // the candidate and the new state never leave its registers but for the state's operand. One barrier a step.
 
+#include "../common/refuse.cuh"
 #include "recurrence.cuh"
 
 #include <optional>
@@ -300,6 +301,13 @@ void choose(const Arguments& with, cudaStream_t stream) {
 void gru_forward(Tensor gates, Tensor plan, Tensor weights, Tensor bias, std::optional<Tensor> initial, Tensor states,
                  Tensor final, int64_t steps, bool keep, bool rectified) {
   const int64_t directions = final.size(0), sequences = final.size(1), units = final.size(2);
+  CUDA_EXT_REFUSE_UNLESS(gates.is_cuda(), "gru_forward: gates must be on a GPU");
+  CUDA_EXT_REFUSE_UNLESS_BESIDE(gates, plan, torch::headeronly::ScalarType::Int, "gru_forward: plan");
+  CUDA_EXT_REFUSE_UNLESS_BESIDE(gates, weights, torch::headeronly::ScalarType::Int, "gru_forward: weights");
+  CUDA_EXT_REFUSE_UNLESS_BESIDE(gates, bias, torch::headeronly::ScalarType::Float, "gru_forward: bias");
+  CUDA_EXT_REFUSE_UNLESS_BESIDE(gates, initial, gates.scalar_type(), "gru_forward: initial");
+  CUDA_EXT_REFUSE_UNLESS_BESIDE(gates, states, gates.scalar_type(), "gru_forward: states");
+  CUDA_EXT_REFUSE_UNLESS_BESIDE(gates, final, gates.scalar_type(), "gru_forward: final");
   STD_TORCH_CHECK(gates.is_cuda() && gates.dim() == 4 && gates.size(1) == directions &&
                       gates.size(2) == (keep ? 5 : 3) && gates.size(3) == (units + 7) / 8 * 8 &&
                       plan.numel() == 4 * (sequences + 1) && bias.numel() == directions * 4 * gates.size(3) &&

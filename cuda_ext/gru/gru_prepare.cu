@@ -1,5 +1,6 @@
 // What the GRU's other kernels read: the sequences in order of falling length, and the parameters as they multiply.
 
+#include "../common/refuse.cuh"
 #include "gru.cuh"
 
 #include <algorithm>
@@ -308,6 +309,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> gru_prepare(
     Tensor x, std::optional<Tensor> limits, int64_t rows, int64_t steps, Tensor w_ih, Tensor w_hh, Tensor b_ih,
     Tensor b_hh, std::optional<Tensor> w_ih_reverse, std::optional<Tensor> w_hh_reverse,
     std::optional<Tensor> b_ih_reverse, std::optional<Tensor> b_hh_reverse, int64_t sequences, bool transposed) {
+  CUDA_EXT_REFUSE_UNLESS(x.is_cuda(), "gru_prepare: x must be on a GPU");
   const torch::stable::accelerator::DeviceGuard guard(x.get_device_index());
   const cudaStream_t stream = cuda_ext::current_stream(x.get_device_index());
 
@@ -419,6 +421,8 @@ __global__ void __launch_bounds__(threads)
 }
 
 void gru_clear(Tensor plan, Tensor rows) {
+  CUDA_EXT_REFUSE_UNLESS(rows.is_cuda(), "gru_clear: rows must be on a GPU");
+  CUDA_EXT_REFUSE_UNLESS_BESIDE(rows, plan, ScalarType::Int, "gru_clear: plan");
   STD_TORCH_CHECK(rows.is_cuda() && rows.is_contiguous() && rows.dim() == 2 && plan.is_cuda() && plan.is_contiguous() &&
                       plan.dim() == 2 && plan.size(1) == 4,
                   "gru_clear: rows and plan do not fit together");

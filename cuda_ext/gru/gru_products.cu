@@ -5,6 +5,7 @@
 // gradients in slices of M, and `finish` adds those up in order. In half precision, where an operand or the sums fit into a
 // block's registers, `project_stationary`, `correlate_whole` and `finish_whole` do.
 
+#include "../common/refuse.cuh"
 #include "correlate_whole.cuh"
 #include "project_stationary.cuh"
 
@@ -187,6 +188,9 @@ struct Shape {
 };
 
 Shape shape_of(const char* name, const Tensor& x, const Tensor& gates, const Tensor& plan, const Tensor& source) {
+  CUDA_EXT_REFUSE_UNLESS_BESIDE(x, plan, ScalarType::Int, name, ": plan");
+  CUDA_EXT_REFUSE_UNLESS_BESIDE(x, source, ScalarType::Int, name, ": source");
+  CUDA_EXT_REFUSE_UNLESS(plan.dim() == 2 && plan.size(0) > 0 && plan.size(1) == 4, name, ": plan must be [N + 1, 4]");
   const int64_t inputs = x.size(x.dim() - 1), rows = gates.size(0);
   STD_TORCH_CHECK(x.is_cuda() && x.is_contiguous() && gates.is_contiguous() && plan.is_contiguous() &&
                       source.is_contiguous() && gates.dim() == 4 && gates.size(2) >= 3 && x.numel() == rows * inputs &&
@@ -226,6 +230,10 @@ Weights<T> weights_of(const Tensor& weights, const gru::Packed& packed) {
 
 // The sums n, r and z of each real step's gates from x, weights as gru_prepare packs them and bias [d, 4, P].
 void gru_project(Tensor x, Tensor plan, Tensor source, Tensor weights, Tensor bias, Tensor gates) {
+  CUDA_EXT_REFUSE_UNLESS(x.is_cuda(), "gru_project: x must be on a GPU");
+  CUDA_EXT_REFUSE_UNLESS_BESIDE(x, gates, x.scalar_type(), "gru_project: gates");
+  CUDA_EXT_REFUSE_UNLESS_BESIDE(x, weights, x.scalar_type(), "gru_project: weights");
+  CUDA_EXT_REFUSE_UNLESS_BESIDE(x, bias, ScalarType::Float, "gru_project: bias");
   const Shape of = shape_of("gru_project", x, gates, plan, source);
   STD_TORCH_CHECK(weights.is_contiguous() && weights.scalar_type() == x.scalar_type() &&
                       weights.numel() == packed_of(weights, of, false).size && bias.is_contiguous() &&
@@ -249,6 +257,9 @@ void gru_project(Tensor x, Tensor plan, Tensor source, Tensor weights, Tensor bi
 // The gradient of x, from the gradients of the sums and the weights as gru_prepare packs them, transposed; zeros to all
 // rows but real steps.
 void gru_project_back(Tensor gradients, Tensor plan, Tensor source, Tensor weights, Tensor of_x) {
+  CUDA_EXT_REFUSE_UNLESS(of_x.is_cuda(), "gru_project_back: of_x must be on a GPU");
+  CUDA_EXT_REFUSE_UNLESS_BESIDE(of_x, gradients, of_x.scalar_type(), "gru_project_back: gradients");
+  CUDA_EXT_REFUSE_UNLESS_BESIDE(of_x, weights, of_x.scalar_type(), "gru_project_back: weights");
   const Shape of = shape_of("gru_project_back", of_x, gradients, plan, source);
   STD_TORCH_CHECK(weights.is_contiguous() && weights.scalar_type() == of_x.scalar_type() &&
                       weights.numel() == packed_of(weights, of, true).size,
@@ -268,6 +279,9 @@ void gru_project_back(Tensor gradients, Tensor plan, Tensor source, Tensor weigh
 
 // The gradients of the parameters, of w_ih's dtype: [3 H, I], [3 H, H], [3 H] and [3 H] of each direction.
 std::vector<Tensor> gru_correlate(Tensor x, Tensor plan, Tensor source, Tensor gradients, Tensor gates, Tensor w_ih) {
+  CUDA_EXT_REFUSE_UNLESS(x.is_cuda(), "gru_correlate: x must be on a GPU");
+  CUDA_EXT_REFUSE_UNLESS_BESIDE(x, gradients, x.scalar_type(), "gru_correlate: gradients");
+  CUDA_EXT_REFUSE_UNLESS_BESIDE(x, gates, x.scalar_type(), "gru_correlate: gates");
   const Shape of = shape_of("gru_correlate", x, gradients, plan, source);
   const int64_t units = w_ih.size(0) / 3, inputs = w_ih.size(1);
   STD_TORCH_CHECK((inputs + 3) / 4 * 4 == of.inputs && of.slots == 4 && gates.is_contiguous() && gates.dim() == 4 &&

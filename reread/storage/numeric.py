@@ -6,6 +6,7 @@ and so belongs to it. The digest changes with a constant, an operation or anothe
 
 - docstrings, comments, positions, annotations, and the text of an exception or a warning
 - a line that refuses test rows whose read is not in the ledger (reread/storage/ledger.py)
+- a statement of CUDA source that only tells or refuses, and the header that defines these (cuda_ext/common/refuse.cuh)
 - a new field of a Settings class, a network's named SIZES, and its DEBUG size, which tests alone use
 - the name or place of a file, a new file, and a definition that nothing of these reaches
 
@@ -77,6 +78,17 @@ KERNELS = "cuda_ext"
 # Addresses of modules that stand in code as text are read without it: moving a module into the package changes no key.
 PACKAGE = "reread."
 COMMENT = re.compile(r'("(?:\\.|[^"\\\n])*")|//[^\n]*|/\*.*?\*/', re.DOTALL)
+# Calls that, as a statement of CUDA source, decide no number: they tell, or refuse. They are macros of a header that
+# holds nothing else.
+CUDA_TELLING = ("CUDA_EXT_REFUSE_UNLESS", "CUDA_EXT_REFUSE_UNLESS_BESIDE", "CUDA_EXT_TELL_IF")
+CUDA_TELLING_HEADER = "../common/refuse.cuh"
+CUDA_TELLING_INCLUDE = re.compile(rf'^ *# *include +"{re.escape(CUDA_TELLING_HEADER)}" *$', re.MULTILINE)
+# Strings and characters are found too, so that no call is found within one.
+CUDA_STRING = r'"(?:\\.|[^"\\\n])*"'
+CUDA_CALL = re.compile(rf"{CUDA_STRING}|'(?:\\.|[^'\\\n])*'|\b(?:{'|'.join(CUDA_TELLING)})\s*\(")
+# Of a call's arguments: strings, brackets, and what ends a statement or changes a variable.
+CUDA_ARGUMENT = re.compile(rf"""{CUDA_STRING}|[][(){{}}]|[;"'\\#]|\+\+|--|(?:<<|>>)=|(?<![=!<>])=(?!=)""")
+CUDA_BRACKETS = {"(": ")", "[": "]", "{": "}"}
 # A line of an installed package's RECORD.
 OF_CODE = re.compile(r"[^,]+\.(py|so|pyd),sha256=")
 INCLUDE = re.compile(r'^\s*#\s*include\s+"([^"]+)"', re.MULTILINE)
@@ -415,7 +427,8 @@ def _digest(value: Any) -> str:
 
 
 def _kernel_files(folder: Path, read: Any) -> tuple[dict[str, str], list[Path]]:
-    """Return the digests of a folder's CUDA files and of what they include, comments left out, and their paths."""
+    """Return the digests of a folder's CUDA files and of what they include, and their paths; comments are left out, and
+    what only tells or refuses."""
     waiting = sorted(path for path in folder.glob("*.cu*"))
     digests: dict[Path, str] = {}
     while waiting:
@@ -428,11 +441,50 @@ def _kernel_files(folder: Path, read: Any) -> tuple[dict[str, str], list[Path]]:
 
 @functools.lru_cache(maxsize=256)
 def _kernel_source(source: bytes) -> tuple[str, list[str]]:
-    """Return the digest of a CUDA file without its comments, and the files that it includes."""
+    """Return the digest of a CUDA file without its comments and what only tells or refuses, and the files that it
+    includes."""
     text = source.decode()
     code = COMMENT.sub(lambda match: match[1] or " ", text)
+    code = _without_telling(CUDA_TELLING_INCLUDE.sub("", code))
     lines = (" ".join(line.split()) for line in code.splitlines())
-    return sha256_bytes("\n".join(filter(None, lines)).encode()), INCLUDE.findall(text)
+    included = [name for name in INCLUDE.findall(text) if name != CUDA_TELLING_HEADER]
+    return sha256_bytes("\n".join(filter(None, lines)).encode()), included
+
+
+def _without_telling(code: str) -> str:
+    """Leave out of CUDA source, without comments, each whole statement that only tells or refuses.
+
+    It is NAME(...); behind a semicolon or a brace: behind ``if (...)`` the next statement would take its place.
+    """
+    kept, done = [], 0
+    for call in CUDA_CALL.finditer(code):
+        if call[0].endswith("(") and code[: call.start()].rstrip().endswith((";", "{", "}")):
+            end = _end_of_statement(code, call.end())
+            if end:
+                kept.append(code[done : call.start()])
+                done = end
+    return "".join([*kept, code[done:]])
+
+
+def _end_of_statement(code: str, begin: int) -> int | None:
+    """Return where the statement ends that is a call whose arguments begin at ``begin``.
+
+    None where it is more than that call, or where an argument is more than an expression of names, numbers and strings.
+    """
+    expected = [")"]
+    for found in CUDA_ARGUMENT.finditer(code, begin):
+        text = found[0]
+        if text in CUDA_BRACKETS:
+            expected.append(CUDA_BRACKETS[text])
+        elif text in CUDA_BRACKETS.values():
+            if text != expected.pop():
+                return None
+            if not expected:
+                semicolon = code.find(";", found.end())
+                return semicolon + 1 if semicolon >= 0 and not code[found.end() : semicolon].strip() else None
+        elif len(text) < 2 or text[0] != '"' or code[found.start() - 1].isalnum():
+            return None
+    return None
 
 
 def _is_foreign(top: str) -> bool:

@@ -1,9 +1,13 @@
 """The embedding's kernels on a GPU, in strict mode: the reference can not stand in for them."""
 
+import subprocess
+import sys
+
 import pytest
 import torch
 from torch.nn import functional
 
+from cuda_ext import build
 from cuda_ext.embedding import HALF, INDICES, embedding
 from cuda_ext.embedding.cases import words
 from models.layers.embedding import WordEmbedding
@@ -30,6 +34,23 @@ SIZES = [
     (500, 8, 70_000),
     (70_000, 8, 3000),
 ]
+
+# In a process of its own: a trap ends all work on the GPU.
+WRONG = """
+import sys
+import torch
+from cuda_ext import library
+from cuda_ext.embedding import embedding
+library.strict(True)
+name, dtype, token = sys.argv[1:]
+tokens = torch.tensor([1, 0, int(token), 3], dtype=getattr(torch, dtype), device="cuda")
+if name == "embedding":
+    result = embedding(torch.zeros(9, 3, device="cuda"), tokens)
+else:
+    above = torch.zeros(4, 3, device="cuda")
+    result = torch.ops.reread_kernels.embedding_gradient(above, tokens, 9, 0, torch.float32)
+print("the sum is", result.sum().item())
+"""
 
 
 def both_passes(table, tokens, above, dtype):
@@ -121,3 +142,15 @@ def test_word_vectors_of_a_network_take_it():
     vectors(tokens).sum().backward()
     expected = torch.bincount(tokens, minlength=30).float()
     assert torch.equal(vectors.weight.grad, expected[:, None].expand(30, 8))
+
+
+@pytest.mark.parametrize("dtype", ["int32", "int64"])
+@pytest.mark.parametrize("token", [9, -1])
+@pytest.mark.parametrize("name", ["embedding", "embedding_gradient"])
+def test_a_token_outside_of_the_table_stops_the_program_with_one_line(name, token, dtype):
+    done = subprocess.run(
+        [sys.executable, "-c", WRONG, name, dtype, str(token)], capture_output=True, text=True, timeout=300,
+        check=False, cwd=build.SOURCES.parent,
+    )  # fmt: skip
+    assert done.returncode != 0, done.stdout
+    assert done.stdout == f"{name}: token {token} at place 2 is not one of 9 rows\n", done.stderr

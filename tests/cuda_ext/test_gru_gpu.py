@@ -478,3 +478,38 @@ def test_two_devices_are_refused_and_so_are_the_compiled_operations_called_wrong
         compiled.gru_prepare(x.double(), lengths, 20, 5, *[parameter.double() for parameter in given], 4, False)
     with pytest.raises(RuntimeError, match="do not fit"):
         compiled.gru_project(x, plan, source, weights[8:], bias, sums)
+
+
+def test_what_a_compiled_operation_gets_from_another_is_checked_again():
+    """Each tensor in another dtype and on the CPU, but the first one named, beside which the others must be."""
+    x, lengths, _, ours = batch(4, 5, 8, 7)
+    x, compiled, parameters = x.nan_to_num(), torch.ops.reread_kernels_compiled, [*ours.parameters()]
+    library.kernel("gru_forward", x)
+    plan, source, weights, bias, recurrent = compiled.gru_prepare(x, lengths, 20, 5, *parameters, 4, False)
+    _, _, turned, _, recurrent_turned = compiled.gru_prepare(x, None, 0, 0, *parameters, 4, True)
+    sums, kept, gradients = (x.new_zeros(20, 2, slots, 8) for slots in (3, 5, 4))
+    states, last = x.new_zeros(4, 5, 14), x.new_zeros(2, 4, 7)
+    calls = {
+        "gru_clear": ("rows", plan, states.flatten(0, 1)),
+        "gru_project": ("x", x, plan, source, weights, bias, sums),
+        "gru_forward": ("gates", sums, plan, recurrent, bias, last, states, last.clone(), 5, False, False),
+        "gru_backward": ("gates", kept, plan, recurrent_turned, states, last, 7, False, gradients, last.clone()),
+        "gru_project_back": ("of_x", gradients, plan, source, turned, x.clone()),
+        "gru_correlate": ("x", x, plan, source, gradients, kept, parameters[0]),
+    }
+    refused = 0
+    for name, (beside, *given) in calls.items():
+        run = getattr(compiled, name)
+        run(*given)
+        for place, argument in enumerate(run.default._schema.arguments):
+            tensor = given[place]
+            if not isinstance(tensor, torch.Tensor) or argument.name in (beside, "w_ih"):
+                continue
+            wide = tensor.double() if tensor.is_floating_point() else tensor.long()
+            for other, got in ((wide, str(wide.dtype).removeprefix("torch.")), (tensor.cpu(), "another device")):
+                with pytest.raises(RuntimeError, match=f"{name}: {argument.name} must be .* on cuda:0, got .*{got}"):
+                    run(*given[:place], other, *given[place + 1 :])
+                refused += 1
+    assert refused == 2 * (1 + 5 + 6 + 6 + 4 + 4)
+    with pytest.raises(RuntimeError, match="gru_prepare: x must be on a GPU"):
+        compiled.gru_prepare(x.cpu(), lengths, 20, 5, *parameters, 4, False)

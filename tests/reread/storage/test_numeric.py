@@ -1,12 +1,13 @@
 """The source in a key is the one that the process imported."""
 
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from reread.storage.numeric import numeric_digest
+from reread.storage.numeric import CUDA_TELLING, numeric_digest, numeric_source
 from tests.rooms import copy_rooms
 
 # A process that imports the code, waits until a file has changed, and asks for a digest.
@@ -72,3 +73,95 @@ def test_moving_a_module_into_the_package_changes_no_digest(tmp_path):
         (folder.parent if package else folder).joinpath("net.py").write_text(network.format(package.replace("/", ".")))
     top, moved, edited = (numeric_digest(["net"], tmp_path / name) for name in ("top", "moved", "edited"))
     assert top == moved != edited
+
+
+# A kernel, with a place before a statement of its device code and one of its host code.
+CUDA = """#include "../common/launch.cuh"
+{include}
+__global__ void run(const int* x, int count) {{
+  const int i = threadIdx.x;
+  {device}
+  if (x[i] < 0) __trap();
+}}
+
+void launch(int64_t count) {{
+  {host}
+  run<<<1, 32>>>(nullptr, count);
+}}
+"""
+INCLUDE = '#include "../common/refuse.cuh"'
+
+
+def kernel_digest(folder: Path, include: str = "", device: str = "", host: str = "") -> str:
+    """The digest of a kernel with these lines, in a project of its own."""
+    (folder / "cuda_ext/twice").mkdir(parents=True)
+    (folder / "cuda_ext/common").mkdir()
+    (folder / "cuda_ext/build.py").write_text("FLAGS = ()\n")
+    (folder / "cuda_ext/common/launch.cuh").write_text("#pragma once\n")
+    (folder / "cuda_ext/twice/__init__.py").write_text("def twice(x):\n    return 2 * x\n")
+    (folder / "cuda_ext/twice/twice.cu").write_text(CUDA.format(include=include, device=device, host=host))
+    return numeric_source(["cuda_ext.twice"], folder).kernels["twice"]
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        {"include": INCLUDE},
+        {"device": 'CUDA_EXT_TELL_IF(x[i] < 0, "twice: %lld of %lld", x[i], i);'},
+        {"device": 'CUDA_EXT_TELL_IF(x[i] < 0, "a");  // why\n  CUDA_EXT_TELL_IF(x[i] == 1, "b");'},
+        {"host": 'CUDA_EXT_REFUSE_UNLESS(f(count, {1, 2}[0]) <= (3 >> 1), "twice: ", g({count}), " of them");'},
+        {"host": 'CUDA_EXT_REFUSE_UNLESS(count != 0, "a \\"quoted\\"; ) and ((", "[;{", ");");'},
+        {"host": 'CUDA_EXT_REFUSE_UNLESS_BESIDE(\n    x, /* ) */ y, Int,\n    "twice: "  // (\n    "y")\n    ;'},
+        {"include": INCLUDE, "device": 'CUDA_EXT_TELL_IF(i, "a");', "host": 'CUDA_EXT_REFUSE_UNLESS(count, "b");'},
+    ],
+)
+def test_a_cuda_statement_that_only_tells_or_refuses_is_in_no_digest(tmp_path, lines):
+    assert kernel_digest(tmp_path / "with", **lines) == kernel_digest(tmp_path / "without")
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        {"include": '#include "../common/launch.cuh"'},
+        {"include": "#define CUDA_EXT_TELL_IF(condition, ...) x[0] = 1"},
+        {"device": "__syncwarp();"},
+        {"device": 'OTHER_CUDA_EXT_TELL_IF(x[i] < 0, "a");'},
+        {"device": 'CUDA_EXT_TELL_IF_NOT(x[i] < 0, "a");'},
+        # The statement behind it would take its place.
+        {"device": 'if (i == 0) CUDA_EXT_TELL_IF(x[i] < 0, "a");'},
+        {"device": 'if (i == 0) {} else CUDA_EXT_TELL_IF(x[i] < 0, "a");'},
+        # More than the call.
+        {"device": 'CUDA_EXT_TELL_IF(x[i] < 0, "a"), i + 1;'},
+        {"device": 'CUDA_EXT_TELL_IF(x[i] < 0, "a")'},
+        {"device": 'CUDA_EXT_TELL_IF(x[i] < 0, "a"); __syncwarp();'},
+        # More than an expression.
+        {"host": 'CUDA_EXT_REFUSE_UNLESS(count++ < 3, "a");'},
+        {"host": 'CUDA_EXT_REFUSE_UNLESS((count = 3), "a");'},
+        {"host": 'CUDA_EXT_REFUSE_UNLESS(count += 3, "a");'},
+        {"host": 'CUDA_EXT_REFUSE_UNLESS(count >>= 1, "a");'},
+        {"host": 'CUDA_EXT_REFUSE_UNLESS([&] { return f(count); }(), "a");'},
+        # What is not read as C++ is.
+        {"host": "CUDA_EXT_REFUSE_UNLESS(count != ')', \"a\");"},
+        {"host": 'CUDA_EXT_REFUSE_UNLESS(count, R"(a");'},
+        {"host": 'CUDA_EXT_REFUSE_UNLESS(count], "a");'},
+        {"host": 'f("; CUDA_EXT_REFUSE_UNLESS(count);");'},
+    ],
+)
+def test_every_other_change_of_cuda_source_is_in_its_digest(tmp_path, lines):
+    assert kernel_digest(tmp_path / "with", **lines) != kernel_digest(tmp_path / "without")
+
+
+def test_each_use_in_the_kernels_is_a_statement_that_is_left_out(tmp_path):
+    checkout, header = copy_rooms(tmp_path, "cuda_ext", "reread/storage"), "cuda_ext/common/refuse.cuh"
+    for path in checkout.glob("cuda_ext/*/cases.py"):
+        path.unlink()  # it may import peers that are not installed
+    modules = [f"cuda_ext.{path.parent.name}" for path in sorted(checkout.glob("cuda_ext/*/__init__.py"))]
+    before, used = numeric_source(modules, checkout).kernels, set()
+    assert re.findall(r"^ *# *define +(\w+)", (checkout / header).read_text(), re.MULTILINE) == list(CUDA_TELLING)
+    (checkout / header).unlink()
+    for path in checkout.glob("cuda_ext/*/*.cu*"):
+        text = path.read_text()
+        used.update(name for name in CUDA_TELLING if f"{name}(" in text)
+        path.write_text(re.sub(rf"\b({'|'.join(CUDA_TELLING)})\(", r"\1(other, ", text))
+    assert used == set(CUDA_TELLING)
+    assert numeric_source(modules, checkout).kernels == before
