@@ -242,11 +242,26 @@ def run(arguments: list[str]) -> str:
 
 
 def built() -> dict[str, Any] | None:
-    """What library.json says of the library in ``BUILT``, or None if there is none."""
+    """What library.json says of the library in ``BUILT``, or metadata.json of the Hub's; None if there is none."""
     try:
         return json.loads((BUILT / "library.json").read_text(encoding="utf-8"))
     except FileNotFoundError:
-        return None
+        return built_for_the_hub(SOURCES) if (SOURCES / "metadata.json").is_file() else None
+
+
+def built_for_the_hub(folder: Path) -> dict[str, Any]:
+    """What metadata.json says of the library in a package that Hugging Face's kernel-builder built (hub.py)."""
+    metadata = json.loads((folder / "metadata.json").read_text(encoding="utf-8"))
+    # "9.0a", "10.0+PTX"
+    gpus = sorted([*map(int, re.findall(r"\d+", gpu)), "+PTX" in gpu] for gpu in metadata["backend"]["archs"])
+    return {
+        "file": str(folder / f"{metadata['id']}.abi3.so"),
+        "sources": metadata["id"],
+        # `kernels` loads the package that was built for this PyTorch's CUDA.
+        "nvcc": torch.version.cuda,
+        "architectures": [gpu[:2] for gpu in gpus],
+        "ptx": next(gpu[:2] for gpu in gpus if gpu[2]),
+    }
 
 
 if __name__ == "__main__":

@@ -24,7 +24,7 @@ PACKAGE = "reread_kernels"
 VERSION = "0.3.0"
 # What only a checkout can use: benchmarks, their evidence, and the compiler's inputs.
 LEFT_OUT = ("__pycache__", "_build", "results", "*.cu", "*.cuh", "pyproject.toml", "cases.py", "README.md")
-PROGRAMS_LEFT_OUT = ("bench.py", "case.py", "exercise.py", "pairs.py", "report.py", "wheel.py")
+PROGRAMS_LEFT_OUT = ("bench.py", "case.py", "exercise.py", "hub.py", "pairs.py", "report.py", "wheel.py")
 
 
 def main() -> None:
@@ -51,13 +51,11 @@ def wheel(output: Path, library: Path | None) -> Path:
     with tempfile.TemporaryDirectory() as directory:
         stage = Path(directory)
         package = stage / PACKAGE
-        ignored = shutil.ignore_patterns(*LEFT_OUT, *PROGRAMS_LEFT_OUT)
-        shutil.copytree(build.SOURCES, package, ignore=ignored)
+        modules = copy_package(package)
         for source in (build.SOURCES / "pyproject.toml", build.SOURCES / "README.md", ROOT / "LICENSE"):
             shutil.copy(source, stage)
-        for file in [stage / "README.md", *package.rglob("*.py")]:
-            # A path, such as cuda_ext/build.py, is that of a checkout.
-            file.write_text(re.sub("cuda_ext(?!/)", PACKAGE, file.read_text(encoding="utf-8")), encoding="utf-8")
+        for file in [stage / "README.md", *modules]:
+            file.write_text(renamed(file.read_text(encoding="utf-8")), encoding="utf-8")
         version, platform = VERSION, "any"
         if library:
             (package / "_build").mkdir()
@@ -76,6 +74,17 @@ def wheel(output: Path, library: Path | None) -> Path:
         if done.returncode:
             raise KernelError(f"setuptools cannot build the wheel:\n{done.stderr.strip()[-2000:]}")
     return max(output.glob(f"{PACKAGE}-*.whl"), key=lambda path: path.stat().st_mtime_ns)
+
+
+def copy_package(package: Path) -> list[Path]:
+    """Copy the modules that need no checkout to a new folder ``package``, and return them."""
+    shutil.copytree(build.SOURCES, package, ignore=shutil.ignore_patterns(*LEFT_OUT, *PROGRAMS_LEFT_OUT))
+    return list(package.rglob("*.py"))
+
+
+def renamed(text: str) -> str:
+    """A text with the package's name; a path, such as cuda_ext/build.py, is that of a checkout."""
+    return re.sub("cuda_ext(?!/)", PACKAGE, text)
 
 
 def oldest_glibc(library: Path) -> str:
