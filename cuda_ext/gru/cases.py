@@ -15,6 +15,8 @@ clipped at 30 words. ``SENTENCES`` is what this printed:
 """
 
 import copy
+import functools
+import importlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -131,6 +133,12 @@ def _both_passes(shape: Shape, dtype: torch.dtype) -> Iterator[Case]:
     if dtype == torch.float32:
         forward_peers["packed"] = _without_gradients(_packed(theirs, _Prepared()))
     both_peers = {name: _with_gradients(run, theirs) for name, run in runs.items()}
+    wide, load = copy.deepcopy(theirs).float(), functools.cache(_load_torchrl)
+    torchrl = {"TorchRL": _torchrl(load, wide, dtype)}
+    if shape.bidirectional:
+        torchrl["TorchRL, two streams"] = _torchrl(load, wide, dtype, torch.cuda.Stream())
+    forward_peers |= {name: _without_gradients(run) for name, run in torchrl.items()}
+    both_peers |= {name: _with_gradients(run, wide) for name, run in torchrl.items()}
 
     steps = shape.sequences * sum(min(n, shape.steps) * count for n, count in enumerate(SENTENCES)) // sum(SENTENCES)
     if shape.full:
@@ -224,6 +232,84 @@ def _grouped(module: nn.GRU, count: int) -> Callable[[Tensor, Tensor], tuple[Ten
     return run
 
 
+def _load_torchrl() -> Callable[..., tuple[Tensor, Tensor]]:
+    """TorchRL's GRU in Triton. TorchRL is no dependency: where it is not installed, the JSON names a peer that fails.
+
+    It tunes its kernels once for each number of steps and units. Here it forgets them, and so tunes for each batch too.
+    """
+    module = importlib.import_module("torchrl.modules.tensordict_module._rnn_triton")
+    for kernel in (module._gru_fwd_kernel, module._gru_bwd_kernel):
+        kernel.cache.clear()
+    return module.gru_triton
+
+
+def _torchrl(
+    load: Callable[[], Callable[..., tuple[Tensor, Tensor]]],
+    module: nn.GRU,
+    dtype: torch.dtype,
+    side: torch.cuda.Stream | None = None,
+) -> Callable[[Tensor, Tensor], tuple[Tensor]]:
+    """TorchRL's GRU, one call per direction, the second on the stream ``side`` if there is one.
+
+    Its state starts anew wherever a sequence begins, so rows of sequences end to end are prepared for it, like sorted
+    ones for nn.GRU. It takes and gives float32 alone, multiplies the input in TF32, and the states in ``dtype``, or in
+    TF32 for float32, as cuDNN does.
+    """
+    prepared = _Prepared()
+
+    def run(x: Tensor, lengths: Tensor) -> tuple[Tensor]:
+        gru = load()
+
+        def lay_out() -> tuple[Tensor, Tensor, tuple[Tensor, Tensor]]:
+            steps = x.shape[1]
+            places = _end_to_end(lengths.tolist(), steps).to(x.device)
+            real, step = places >= 0, places % steps
+            rows = x.detach().flatten(0, 1)[places].where(real[..., None], 0).to(module.all_weights[0][0].dtype)
+            starts = real & (step == 0), real & (step == lengths[places // steps] - 1)
+            initial = rows.new_zeros(*places.shape, module.hidden_size)
+            return rows.requires_grad_(x.requires_grad), initial, (starts[0], starts[1].flip(1))
+
+        rows, initial, starts = prepared(lengths, lay_out)
+        run.rows = rows  # type: ignore[attr-defined]
+        if side:
+            side.wait_stream(torch.cuda.current_stream())
+        of_directions = []
+        for reverse, parameters in enumerate(module.all_weights):
+            with torch.cuda.stream(side if reverse else None):
+                given = rows.flip(1) if reverse else rows
+                states, _ = gru(
+                    given, initial, *parameters, starts[reverse], compute_dtype=dtype, input_precision="fast"
+                )
+                of_directions.append(states.flip(1) if reverse else states)
+        if side:
+            torch.cuda.current_stream().wait_stream(side)
+        return (torch.cat(of_directions, -1),)
+
+    return run
+
+
+def _end_to_end(lengths: list[int], steps: int) -> Tensor:
+    """Lay the sequences of a padded batch end to end in rows of ``steps``: the step, of all, in each place, or -1.
+
+    The longest come first, each into the row that it fills best. The rows are a multiple of 16, for which Triton
+    compiles a kernel of its own.
+    """
+    rows: list[list[int]] = []
+    with_room: list[list[list[int]]] = [[] for _ in range(steps + 1)]
+    for sequence in sorted(range(len(lengths)), key=lambda number: -lengths[number]):
+        length = lengths[sequence]
+        room = next((room for room in range(length, steps + 1) if with_room[room]), None)
+        if room is None:
+            rows.append([])
+            room, row = steps, rows[-1]
+        else:
+            row = with_room[room].pop()
+        row.extend(range(sequence * steps, sequence * steps + length))
+        with_room[room - length].append(row)
+    rows.extend([] for _ in range(-len(rows) % 16))
+    return torch.tensor([row + [-1] * (steps - len(row)) for row in rows])
+
+
 def _without_gradients(run: Callable[..., tuple[Tensor, ...]]) -> Callable[..., tuple[Tensor, ...]]:
     def forward(x: Tensor, lengths: Tensor) -> tuple[Tensor, ...]:
         with torch.no_grad():
@@ -238,7 +324,8 @@ def _with_gradients(run: Callable[..., tuple[Tensor, ...]], module: nn.Module) -
     def both(x: Tensor, lengths: Tensor, gradient: Tensor) -> tuple[Tensor, ...]:
         states = run(x, lengths)
         given = getattr(run, "rows", x)
-        parts = gradient.split([len(part) for part in states])
+        # As many rows as there are: several sequences may share one.
+        parts = gradient[: sum(map(len, states))].split([len(part) for part in states])
         parts = [part[:, : group.shape[1]] for part, group in zip(parts, states, strict=True)]
         return torch.autograd.grad(states, [given, *module.parameters()], parts)
 

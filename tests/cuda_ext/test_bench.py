@@ -1,5 +1,6 @@
 """The error that the benchmark prints and the tests bound, its peers, and the order in which it times."""
 
+import importlib.util
 import math
 
 import pytest
@@ -41,6 +42,57 @@ def test_the_loop_that_is_compiled_is_nn_gru(bidirectional):
     module = nn.GRU(3, 5, batch_first=True, bidirectional=bidirectional)
     x = torch.randn(4, 6, 3)
     torch.testing.assert_close(recurrences._loop(module)(x), module(x)[0])
+
+
+def as_documented(x, hidden, *parameters_and_starts, compute_dtype, input_precision):
+    """What the docstring of TorchRL's gru_triton says."""
+    *parameters, is_init = parameters_and_starts
+    state, states = hidden[:, 0], []
+    for t, start in enumerate(is_init.unbind(1)):
+        state = torch.gru_cell(x[:, t], torch.where(start[:, None], hidden[:, t], state), *parameters)
+        states.append(state)
+    return torch.stack(states, 1), state
+
+
+def scanned(x, hidden, *parameters_and_starts, compute_dtype, input_precision):
+    """TorchRL's other form of it, which needs no GPU."""
+    from torchrl.modules.tensordict_module.rnn import _GRUScanFunction
+
+    *parameters, is_init = parameters_and_starts
+    x, resets, is_init = (tensor.transpose(0, 1).contiguous() for tensor in (x, hidden, is_init))
+    states = _GRUScanFunction.apply(x, resets[0], resets, is_init, *parameters).transpose(0, 1)
+    return states, states[:, -1]
+
+
+NO_TORCHRL = pytest.mark.skipif(importlib.util.find_spec("torchrl") is None, reason="torchrl is not installed")
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.script_method`:DeprecationWarning")
+@pytest.mark.parametrize("form", [as_documented, pytest.param(scanned, marks=[pytest.mark.unlocked, NO_TORCHRL])])
+@pytest.mark.parametrize("bidirectional", [False, True])
+def test_rows_of_sequences_end_to_end_give_torchrl_the_same_as_nn_gru_gives(bidirectional, form):
+    torch.manual_seed(0)
+    sequences, steps = 96, 6
+    module = nn.GRU(3, 5, batch_first=True, bidirectional=bidirectional, dtype=torch.float64)
+    x = torch.randn(sequences, steps, 3, dtype=torch.float64, requires_grad=True)
+    lengths = torch.randint(1, steps + 1, (sequences,))
+    places = recurrences._end_to_end(lengths.tolist(), steps)
+    real = places >= 0
+    assert len(places) % 16 == 0 and len(places) < sequences and real.sum() == lengths.sum()
+
+    (exact,) = recurrences._packed(module, recurrences._Prepared())(x, lengths)
+    run = recurrences._torchrl(lambda: form, module, torch.float64)
+    (states,) = run(x, lengths)
+    torch.testing.assert_close(states[real], exact.flatten(0, 1)[places[real]])
+
+    above = torch.randn(sequences, *states.shape[1:], dtype=torch.float64)
+    above[: len(places)][~real] = 0
+    expected_above = torch.zeros_like(exact)
+    expected_above.flatten(0, 1)[places[real]] = above[: len(places)][real]
+    of_rows, *gradients = recurrences._with_gradients(run, module)(x, lengths, above)
+    of_x, *expected = torch.autograd.grad(exact, [x, *module.parameters()], expected_above)
+    torch.testing.assert_close(of_rows[real], of_x.flatten(0, 1)[places[real]])
+    torch.testing.assert_close(gradients, expected)
 
 
 class Event:
