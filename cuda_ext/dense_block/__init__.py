@@ -11,7 +11,7 @@ buffer is summed in place. The kernels of this folder run the layers of half pre
 Shape legend: N images, C channels, H x W pixels, R = N H W rows, L layers, k growth rate, B channels of a bottleneck.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,6 +20,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from cuda_ext import batch_norm_activation as fused
+from cuda_ext import library
 from cuda_ext.operation import define, in_autocast
 
 # Channels are padded to a multiple of it where a matrix product reads them: it then reads 16 bytes at a time.
@@ -115,8 +116,8 @@ def _run(x: Tensor, *given: Any) -> list[Tensor]:
     """Run the layers over one buffer [R, C + L k]. given: as the operation's schema has it.
 
     Return the buffer as y; in training the mean and variance of its channels, and of each layer's bottleneck; and, if
-    the block ``keeps`` it, what the backward pass reads of each layer: the matrix of its 1x1 convolution, the filters
-    of its 3x3 one, the bottleneck, and what the 3x3 and the 1x1 one read, if that was written.
+    the block ``keeps`` it, what the backward pass reads: the packed weights, and of each layer the bottleneck, and what
+    its 3x3 and its 1x1 convolution read, if that was written.
     """
     halves, (activation, epsilon, training, keeps) = Halves(*given[:6]), given[6:]
     _check(x, halves, activation)
@@ -124,28 +125,29 @@ def _run(x: Tensor, *given: Any) -> list[Tensor]:
     growth = halves.kernels[1].shape[0]
     width = inputs + len(halves.kernels) // 2 * growth
     buffer = x.new_empty(rows, _padded(width, ROW))
-    means, variances = (torch.zeros(width, dtype=_computed(x), device=x.device) for _ in range(2))
+    # Of no rows nothing is written.
+    make = x.new_empty if rows else x.new_zeros
+    means, variances = (make(width, dtype=_computed(x)) for _ in range(2))
 
     def columns(first: int, last: int) -> tuple[Tensor, Tensor, Tensor, bool]:
         return buffer[:, first:last], means[first:last], variances[first:last], training
 
     _append(fused.rows_of(x), *columns(0, inputs))
-    inner_statistics: list[Tensor]
-    kept: list[Tensor]
-    inner_statistics, kept = [], []
-    for number, (first, second) in enumerate(_layers(x, halves, activation, epsilon)):
+    weights = _pack(x, halves.kernels)
+    inner_statistics: list[Tensor] = []
+    kept = [weights] if keeps else []
+    layers = zip(_layers(x, halves, activation, epsilon), _unpacked(weights, halves.kernels), strict=True)
+    for number, ((first, second), (matrix, filters)) in enumerate(layers):
         channels = inputs + number * growth
         if training:
             first.mean, first.variance = means[:channels], variances[:channels]
-        matrix = _matrix(first.kernel, x.dtype)
         inner, found, read = _multiply(buffer[:, :channels], matrix, first, training)
         if training:
             second.mean, second.variance = found
             inner_statistics += found
-        filters = _filters(second.kernel, x.dtype)
         activated = _convolve(inner, filters, second, x, *columns(channels, channels + growth))
         if keeps:
-            kept += [matrix, filters, inner, *activated, *read]
+            kept += [inner, *activated, *read]
     batch = [means, variances, *inner_statistics] if training else []
     return [fused.image_of(buffer[:, :width], x), *batch, *kept]
 
@@ -192,17 +194,13 @@ def _shape(x: Tensor, *given: Any) -> list[Tensor]:
     y = x.new_empty(images, *places, _padded(width, ROW))[..., :width].movedim(-1, 1)
     rows = images * places[0] * places[1]
     sizes = [width, width] if training else []
-    kept = []
+    kept = [x.new_empty(sum(_packed_sizes(kernels)))] if keeps else []
     for number in range(len(kernels) // 2):
         channels, outputs = inputs + number * growth, kernels[2 * number].shape[0]
         if training:
             sizes += [outputs, outputs]
         if keeps:
-            kept += [
-                x.new_empty(outputs, _padded(channels)),
-                x.new_empty(_padded(growth), 3, 3, outputs).movedim(-1, 1),
-                x.new_empty(rows, outputs),
-            ]
+            kept.append(x.new_empty(rows, outputs))
             if not convolutions_fit(x, outputs, growth):
                 kept.append(x.new_empty(rows, outputs))
             if not products_fit(x, outputs, channels):
@@ -284,52 +282,47 @@ def _run_backward(dy: Tensor, y: Tensor, batch: list[Tensor] | None, kept: list[
     """
     halves, (inputs, activation, epsilon, training) = Halves(*given[:6]), given[6:]
     buffer = fused.rows_of(y)
-    finish = fused.part("centred_gradient", buffer)
     growth, width = halves.kernels[1].shape[0], y.shape[1]
     total = buffer.new_empty(len(buffer), _padded(width, ROW))
-    _copy(fused.rows_of(dy), total[:, :width])
-    slope, offset = (torch.zeros(width, dtype=_computed(y), device=y.device) for _ in range(2))
+    above = fused.rows_of(dy)
+    if not _is_added(above, buffer, halves, width - growth):
+        _copy(above, total[:, :width])
+        above = total
+    slope, offset = y.new_zeros(2, width, dtype=_computed(y))
     # By running statistics no gradient goes through the mean: its slope stays zero.
     mean, variance, *inner_statistics = batch or (torch.zeros_like(slope), torch.zeros_like(slope))
 
-    def finished(first: int, last: int, columns: int) -> Tensor:
+    def summed(first: int, last: int, rows: Tensor = total) -> _Gradient:
         own = slice(first, last)
-        return finish(total[:, own], buffer[:, own], mean[own], slope[own], offset[own], columns)
+        return _Gradient(rows[:, own], buffer[:, own], mean[own], slope[own], offset[own])
 
-    layers = list(_layers(y, halves, activation, epsilon))
+    packed, *kept = kept
+    layers = list(zip(_layers(y, halves, activation, epsilon), _unpacked(packed, halves.kernels), strict=True))
     gradients: list[tuple[Tensor, ...]] = []
     for number in reversed(range(len(layers))):
         channels = inputs + number * growth
-        first, second = layers[number]
+        (first, second), weights = layers[number]
         if training:
             first.mean, first.variance = mean[:channels], variance[:channels]
             second.mean, second.variance = inner_statistics[2 * number : 2 * number + 2]
         bottleneck = len(first.kernel)
-        count = 5 - products_fit(y, bottleneck, channels) - convolutions_fit(y, bottleneck, growth)
-        own, new = slice(0, channels), (channels, channels + growth, _padded(growth))
-        into = training, total[:, own], slope[own], offset[own]
+        count = 3 - products_fit(y, bottleneck, channels) - convolutions_fit(y, bottleneck, growth)
+        own, new = slice(0, channels), summed(channels, channels + growth, above)
+        into = training, total[:, own], slope[own], offset[own], *([] if above is total else [above[:, own]])
+        above = total
         # No name here holds what a layer makes, so that the next one takes its memory.
-        gradients += _layer_back(lambda new=new: finished(*new), kept[-count:], buffer[:, own], first, second, y, *into)  # type: ignore[misc]
+        gradients += _layer_back(new, weights, kept[-count:], buffer[:, own], first, second, y, *into)
         kept = kept[:-count]
     to_weights, to_biases, to_betas, to_kernels = zip(*reversed(gradients), strict=True)
     found = [*to_weights, *to_biases, *to_kernels, *(to_betas if halves.betas else [])]
     like = [*halves.weights, *halves.biases, *halves.kernels, *(halves.betas or ())]
     whole = [_laid(gradient.reshape(of.shape).to(of.dtype)) for gradient, of in zip(found, like, strict=True)]
-    return [fused.image_of(finished(0, inputs, inputs), dy), *whole]
-
-
-def _layer_back(
-    to_new: Callable[[], Tensor], kept: list[Tensor], x: Tensor, first: _Half, second: _Half, like: Tensor, *into: Any
-) -> list[tuple[Tensor, ...]]:
-    """Return the gradients of weight, bias, beta and kernel of a layer's second half, and of its first."""
-    matrix, filters, inner, *read = kept
-    behind, gradients = _convolve_back(to_new(), filters, inner, read, second, like, into[0])
-    return [gradients, _multiply_back(behind, matrix, x, read, first, *into)]
+    return [fused.image_of(summed(0, inputs).whole(inputs), dy), *whole]
 
 
 @dataclass
-class _Behind:
-    """A bottleneck's gradient: dy, or, where y is given, dy + slope (y - mean) + offset."""
+class _Gradient:
+    """Rows that are a gradient: dy, or, where y is given, dy + slope (y - mean) + offset, of the norms behind y."""
 
     dy: Tensor
     y: Tensor | None = None
@@ -337,58 +330,96 @@ class _Behind:
     slope: Tensor | None = None
     offset: Tensor | None = None
 
-    def whole(self) -> Tensor:
+    @property
+    def parts(self) -> tuple[Tensor | None, ...]:
+        """The arguments that the kernels take which finish it."""
+        return self.dy, self.y, self.mean, self.slope, self.offset
+
+    def whole(self, columns: int) -> Tensor:
+        """Return it as it is, with columns of zeros put to it."""
         if self.y is None:
             return self.dy
-        finish = fused.part("centred_gradient", self.dy)
-        return finish(self.dy, self.y, self.mean, self.slope, self.offset, self.y.shape[1])
+        return fused.part("centred_gradient", self.dy)(*self.parts, columns)
+
+
+def _layer_back(
+    new: _Gradient,
+    weights: tuple[Tensor, Tensor],
+    kept: list[Tensor],
+    x: Tensor,
+    first: _Half,
+    second: _Half,
+    like: Tensor,
+    *into: Any,
+) -> list[tuple[Tensor, ...]]:
+    """Return the gradients of weight, bias, beta and kernel of a layer's second half, and of its first.
+
+    new: that of the layer's new channels.
+    """
+    matrix, filters = weights
+    inner, *read = kept
+    behind, gradients = _convolve_back(new, filters, inner, read, second, like, into[0])
+    return [gradients, _multiply_back(behind, matrix, x, read, first, *into)]
 
 
 def _convolve_back(
-    to_new: Tensor, filters: Tensor, inner: Tensor, read: list[Tensor], half: _Half, like: Tensor, training: bool
-) -> tuple[_Behind, tuple[Tensor, ...]]:
+    new: _Gradient, filters: Tensor, inner: Tensor, read: list[Tensor], half: _Half, like: Tensor, training: bool
+) -> tuple[_Gradient, tuple[Tensor, ...]]:
     """Return the gradients of a 3x3 convolution's bottleneck, and of its half's weight, bias, beta and kernel.
 
-    to_new: that of its result, rows of padded channels; read: what the convolution read, taken from here if written.
+    read: what the convolution read, taken from here if it was written.
     """
     growth = half.kernel.shape[0]
+    columns = _padded(growth)
     if not convolutions_fit(like, inner.shape[1], growth):
         to_activated, to_kernel, _ = torch.ops.aten.convolution_backward(
-            fused.image_of(to_new, like), fused.image_of(read.pop(0), like), filters,
+            fused.image_of(new.whole(columns), like), fused.image_of(read.pop(0), like), filters,
             None, [1, 1], [1, 1], [1, 1], False, [0, 0], 1, [True, True, False],
         )  # fmt: skip
         back = fused.part("batch_norm_activation_backward", inner)
         to_inner, *gradients = back(fused.rows_of(to_activated), inner, *half.norm, training)
-        return _Behind(to_inner), (*gradients, to_kernel[:growth])
-    given = (to_new, filters.movedim(1, -1), inner, *half.norm, training, *like.shape[2:], growth)
-    scaled, to_kernel, *gradients, slope, offset = fused.part("dense_convolution_backward", inner)(*given)
-    behind = _Behind(scaled, inner, half.mean, slope, offset) if training else _Behind(scaled)
-    return behind, (*gradients, to_kernel.movedim(-1, 1))
+        return _Gradient(to_inner), (*gradients, to_kernel[:growth])
+    back = fused.part("dense_convolution_backward", inner)
+    # The kernels finish the gradient of the new channels themselves, and the reference does not.
+    dy, *behind = new.parts if back is not fused.REFERENCES["dense_convolution_backward"] else (new.whole(columns),)
+    given = (dy, filters.movedim(1, -1), inner, *half.norm, training, *like.shape[2:], growth, *behind)
+    scaled, to_kernel, *gradients, slope, offset = back(*given)
+    of_inner = (inner, half.mean, slope, offset) if training else ()
+    return _Gradient(scaled, *of_inner), (*gradients, to_kernel.movedim(-1, 1))
 
 
 def _multiply_back(
-    behind: _Behind, matrix: Tensor, x: Tensor, read: list[Tensor], half: _Half, *into: Any
+    behind: _Gradient, matrix: Tensor, x: Tensor, read: list[Tensor], half: _Half, *into: Any
 ) -> tuple[Tensor, ...]:
     """Return the gradients of the weight, bias, beta and kernel of a 1x1 convolution's half.
 
-    Add that of x to what ``into`` names, as batch_norm_activation_add_backward takes it.
+    Add that of x to what ``into`` names, as batch_norm_activation_add_backward takes it; where ``into`` ends with other
+    rows, write their sum there.
     """
     if products_fit(x, len(matrix), x.shape[1]):
-        given = (behind.dy, behind.y, behind.mean, behind.slope, behind.offset, matrix, x, *half.norm, *into)
-        to_kernel, *gradients = fused.part("dense_product_backward", x)(*given)
+        back = fused.part("dense_product_backward", x)
+        to_kernel, *gradients = back(*behind.parts, matrix, x, *half.norm, *into)
         return *gradients, to_kernel
-    to_inner = behind.whole()
+    to_inner = behind.whole(len(matrix))
     to_kernel = (to_inner.t() @ read[0])[:, : x.shape[1]]
     back = fused.part("batch_norm_activation_add_backward", x)
     return *back(to_inner @ matrix, x, *half.norm, *into), to_kernel
 
 
+def _is_added(above: Tensor, buffer: Tensor, halves: Halves, channels: int) -> bool:
+    """Whether the last layer's kernel reads the block's gradient where it lies: rows that begin on 16 bytes."""
+    begins = not any(size % PADDED for size in (above.stride(0), above.storage_offset()))
+    fit = above.dtype == buffer.dtype and products_fit(buffer, len(halves.kernels[-2]), channels)
+    return begins and fit and library.kernel("dense_product_backward", buffer) is not None
+
+
 def _copy(rows: Tensor, to: Tensor) -> None:
-    """Copy rows to others of another stride, where possible by 8 bytes: PyTorch does it number by number."""
-    words = 8 // rows.element_size()
+    """Copy rows to others of another stride, where possible by 8 or 4 bytes: PyTorch does it number by number."""
     sizes = (rows.shape[1], rows.stride(0), to.stride(0), rows.storage_offset())
-    if rows.stride(1) == 1 and not any(size % words for size in sizes):
-        rows, to = rows.view(torch.int64), to.view(torch.int64)
+    for word in (torch.int64, torch.int32):
+        if rows.stride(1) == 1 and not any(size * rows.element_size() % word.itemsize for size in sizes):
+            rows, to = rows.view(word), to.view(word)
+            break
     to.copy_(rows)
 
 
@@ -428,27 +459,38 @@ def _padded(channels: int, multiple: int = PADDED) -> int:
     return -(-channels // multiple) * multiple
 
 
-def _matrix(kernel: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return a 1x1 convolution's weights as a new matrix of outputs and padded inputs."""
-    outputs, inputs = kernel.shape[:2]
-    if inputs == _padded(inputs):
-        return kernel.flatten(1).to(dtype, copy=True)
-    matrix = kernel.new_zeros(outputs, _padded(inputs), dtype=dtype)
-    matrix[:, :inputs] = kernel.flatten(1)
-    return matrix
+def _pack(x: Tensor, kernels: list[Tensor]) -> Tensor:
+    """Return all weights in x's dtype, one behind the other, with zeros where ``_unpacked`` pads them."""
+    half = x.dtype in (torch.float16, torch.bfloat16)
+    if x.is_cuda and half and len(kernels[0]) % PADDED == 0 and all(one.dtype == torch.float32 for one in kernels):
+        pack = library.kernel("dense_weights", x)
+        if pack is not None:
+            return pack(x, kernels)  # type: ignore[no-any-return]
+    packed = x.new_zeros(sum(_packed_sizes(kernels)))
+    for (matrix, filters), at in zip(_unpacked(packed, kernels), range(0, len(kernels), 2), strict=True):
+        matrix[:, : kernels[at].shape[1]] = kernels[at].flatten(1)
+        filters[: len(kernels[at + 1])] = kernels[at + 1]
+    return packed
 
 
-def _filters(kernel: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return a new tensor of a 3x3 convolution's weights, channels last, with outputs of zeros up to a padded number.
+def _packed_sizes(kernels: list[Tensor]) -> list[int]:
+    """The numbers of each kernel with its zeros."""
+    return [
+        _padded(len(one)) * one[0].numel() if at % 2 else len(one) * _padded(one.shape[1])
+        for at, one in enumerate(kernels)
+    ]
 
-    cuDNN is faster with them: on an H200 303 us for the three convolutions of 48 channels to 16 (512 images of 32 x 32,
-    bf16), and 381 us for those to 12.
+
+def _unpacked(packed: Tensor, kernels: list[Tensor]) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield each layer's matrix of a 1x1 convolution, [outputs, inputs], and filters of a 3x3 one, channels last.
+
+    Inputs of the matrix and outputs of the filters are padded. cuDNN is faster with padded outputs: on an H200 303 us
+    for the three convolutions of 48 channels to 16 (512 images of 32 x 32, bf16), and 381 us for those to 12.
     """
-    outputs, inputs, *sides = kernel.shape
-    new = kernel.new_empty if outputs == _padded(outputs) else kernel.new_zeros
-    filters = new((_padded(outputs), *sides, inputs), dtype=dtype).movedim(-1, 1)
-    filters[:outputs] = kernel
-    return filters
+    parts = packed.split(_packed_sizes(kernels))
+    for first, second, kernel_of_second in zip(parts[::2], parts[1::2], kernels[1::2], strict=True):
+        channels, *sides = kernel_of_second.shape[1:]
+        yield first.view(channels, -1), second.view(-1, *sides, channels).movedim(-1, 1)
 
 
 def _check(x: Tensor, halves: Halves, activation: str) -> None:

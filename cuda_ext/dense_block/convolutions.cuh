@@ -148,13 +148,14 @@ static __global__ void __launch_bounds__(forward_warps * 32, 2)
     const bool real = output < filter_rows && c < channels;
     copy_async<16>(ws + row * stride + c, real ? filters + (output * taps + row / N) * channels + c : filters, real);
   }
-  float2 by[8];
-#pragma unroll
-  for (int v = 0; v < 8; ++v) by[v] = scale_and_shift(norm, thread % (C / 8) * 8 + v, channels);
   Tile here(images, blockIdx.x, pixels);
   here.find_rows(images, rows);
   here.find_places(images, forward_pixels, places);
   if (blockIdx.x + step < tiles) Tile(images, blockIdx.x + step, pixels).find_rows(images, rows + slots);
+  cuda_ext::wait_for_the_one_before();
+  float2 by[8];
+#pragma unroll
+  for (int v = 0; v < 8; ++v) by[v] = scale_and_shift(norm, thread % (C / 8) * 8 + v, channels);
   __syncthreads();
   copy_slots<T, C, threads>(staged, x, channels, here.slots, rows);
   commit_copies();
@@ -315,17 +316,18 @@ static __global__ void __launch_bounds__(backward_warps * 32, 2)
   T* const staged_x = reinterpret_cast<T*>(memory);
   T* const staged_dy = staged_x + 2 * M * x_stride;
   T* const ws = staged_dy + 2 * slots * stride;
-  float4* const by = reinterpret_cast<float4*>(ws + taps * C * stride);
+  float4* const by = reinterpret_cast<float4*>(ws + taps * K * x_stride);
   float* const shared_sums = reinterpret_cast<float*>(by + in_table<group>(C));
   int* const rows = reinterpret_cast<int*>(shared_sums + backward_warps * (2 * C + 1));
   int* const places = rows + slots;
   const int thread = threadIdx.x, warp = thread / 32, lane = thread % 32, own = warp * 16;
   const int tiles = (images.rows + pixels - 1) / pixels, step = gridDim.x;
 
-  for (int i = thread; i < taps * K * C; i += threads) {
-    const int n = i % C, k = i / C % K, tap = i / C / K, channel = output_of<group>(n / 8, n % 8);
-    const bool real = k < outputs && channel < channels;
-    ws[(tap * C + n) * stride + k] = real ? filters[(k * taps + tap) * channels + channel] : T(0.0f);
+  for (int i = thread; i < taps * K * C / 2; i += threads) {
+    const int c = i % (C / 2) * 2, k = i / (C / 2) % K, tap = i / (C / 2) / K;
+    const bool real = k < outputs && c < channels;
+    copy_async<4>(ws + (tap * K + k) * x_stride + place_of<group>(c),
+                  real ? filters + (k * taps + tap) * channels + c : filters, real);
   }
   fill_table<group>(by, norm, 0, C, channels);
   const auto copy = [&](const Tile& tile, int stage) {
@@ -340,6 +342,7 @@ static __global__ void __launch_bounds__(backward_warps * 32, 2)
   Tile here(images, blockIdx.x, pixels);
   here.find_rows(images, rows);
   here.find_places(images, M, places);
+  cuda_ext::wait_for_the_one_before();
   __syncthreads();
   copy(here, 0);
   commit_copies();
@@ -360,7 +363,7 @@ static __global__ void __launch_bounds__(backward_warps * 32, 2)
     commit_copies();
     float da[NT][4] = {};
     const unsigned from = shared_address(dys + own_places[own + lane % 16] * stride + lane / 16 * 8);
-    const unsigned filter = shared_address(ws + (lane / 16 * 8 + lane % 8) * stride + lane / 8 % 2 * 8);
+    const unsigned filter = shared_address(ws + lane % 16 * x_stride + lane / 16 * 8);
 #pragma unroll
     for (int tap = 0; tap < taps; ++tap) {
       unsigned a[4];
@@ -369,7 +372,7 @@ static __global__ void __launch_bounds__(backward_warps * 32, 2)
       for (int j = 0; j < NT; j += 2) {
         // dy's pixel sees this one through the mirrored tap.
         unsigned b[4];
-        load_matrices(b, filter + ((8 - tap) * C + j * 8) * stride * size);
+        load_matrices_transposed(b, filter + ((8 - tap) * K * x_stride + j * 8) * size);
         multiply<T>(da[j], a, b[0], b[1]);
         multiply<T>(da[j + 1], a, b[2], b[3]);
       }

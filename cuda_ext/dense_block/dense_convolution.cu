@@ -90,50 +90,39 @@ void convolve_with(const Tensor& x, const Tensor& filters, const Norm& norm, con
   Tensor partial;
   if (statistics) partial = torch::stable::new_empty(x, {int64_t{blocks} * 2 * outputs}, ScalarType::Double);
   auto* const partials = statistics ? static_cast<double*>(partial.data_ptr()) : nullptr;
-  cuda_ext::launch(kernel, {dim3(blocks), dim3(threads_of_block), static_cast<std::size_t>(bytes), stream},
+  cuda_ext::launch(kernel, {dim3(blocks), dim3(threads_of_block), static_cast<std::size_t>(bytes), stream, true},
                    static_cast<const T*>(x.data_ptr()), static_cast<int>(x.size(1)),
                    static_cast<const T*>(filters.data_ptr()), static_cast<int>(filters.size(0)), images, by.pixels,
                    by.slots, norm, static_cast<T*>(to.data), to.stride, outputs, whole, partials);
   if (!statistics) return;
-  cuda_ext::launch_early(&finish_product, finish_grid(outputs), finish_block, 0, stream, partials, blocks, images.rows,
+  cuda_ext::launch_early(&finish_product, finish_grid(outputs), sum_block, 0, stream, partials, blocks, images.rows,
                          outputs, vector(x, mean, outputs, "mean"), vector(x, variance, outputs, "variance"));
 }
 
-// What convolve_back's sums become.
-struct Gradients {
-  Tensor filters, weight, bias, beta, slope, offset;
-};
-
 template <typename T, int C>
 void convolve_back_with(const Tensor& dy, const Tensor& filters, const Tensor& x, const Norm& norm,
-                        const Images& images, bool training, const Tensor& g, const Gradients& to) {
+                        const Images& images, bool training, int growth, const Tensor& g, const Gradients& to) {
   constexpr int K = outputs_at_most, threads_of_block = backward_warps * 32;
   const auto kernel = convolve_back<T, C>;
   const auto bytes_of = [](int slots) {
     const int staged = 2 * backward_pixels * (C + skew) * 2 + 2 * slots * (K + skew) * 2;
-    const int lasting = taps * C * (K + skew) * 2 + in_table<C / 8 % 4 ? 2 : 4>(C) * 16 + backward_warps * (2 * C + 1) * 4;
+    const int lasting = taps * K * (C + skew) * 2 + in_table<C / 8 % 4 ? 2 : 4>(C) * 16 + backward_warps * (2 * C + 1) * 4;
     return staged + lasting + (slots + 2 * backward_pixels) * 4;
   };
   const Cut by = cut(images, backward_pixels, bytes_of);
   const int bytes = bytes_of(by.slots), blocks = std::min(by.tiles, blocks_at_once(kernel, threads_of_block, bytes));
-  const int channels = static_cast<int>(x.size(1)), growth = static_cast<int>(to.filters.size(0));
-  const bool with_beta = norm.beta != nullptr;
-  const int64_t size = int64_t{blocks} * 2 * channels, weights = to.filters.numel();
-  const Tensor partial = floats(x, {size + blocks + blocks * weights});
-  float* const sums = static_cast<float*>(partial.data_ptr());
-  float* const betas = with_beta ? sums + size : nullptr;
+  const int channels = static_cast<int>(x.size(1));
+  const int64_t size = int64_t{growth} * taps * channels;
+  const Tensor partial = floats(x, {blocks * (size + 2 * channels + 1)});
+  float* const weights = static_cast<float*>(partial.data_ptr());
+  float* const sums = weights + blocks * size;
+  float* const betas = norm.beta != nullptr ? sums + int64_t{blocks} * 2 * channels : nullptr;
   const cudaStream_t stream = cuda_ext::current_stream(x.get_device_index());
-  cuda_ext::launch(kernel, {dim3(blocks), dim3(threads_of_block), static_cast<std::size_t>(bytes), stream},
+  cuda_ext::launch(kernel, {dim3(blocks), dim3(threads_of_block), static_cast<std::size_t>(bytes), stream, true},
                    static_cast<const T*>(dy.data_ptr()), static_cast<int>(dy.size(1)),
                    static_cast<const T*>(filters.data_ptr()), static_cast<const T*>(x.data_ptr()), channels, images,
-                   by.pixels, by.slots, norm, static_cast<T*>(g.data_ptr()), growth, sums, betas, sums + size + blocks);
-  cuda_ext::launch_early(&finish_gradients, finish_grid(channels, with_beta), finish_block, 0, stream, sums, blocks, betas,
-                         blocks, images.rows, channels, norm, training, false,
-                         vector(x, to.weight, channels, "weight's gradient"),
-                         vector(x, to.bias, channels, "bias's gradient"), vector(x, to.beta, with_beta, "beta's gradient"),
-                         vector(x, to.slope, channels, "slope"), vector(x, to.offset, channels, "offset"));
-  cuda_ext::launch_early(&finish_weights, finish_grid(weights), finish_weights_block, 0, stream, sums + size + blocks, blocks,
-                         weights, static_cast<float*>(to.filters.data_ptr()));
+                   by.pixels, by.slots, norm, static_cast<T*>(g.data_ptr()), growth, sums, betas, weights);
+  launch_finish({weights, size, sums, betas, blocks, blocks}, to, images.rows, channels, norm, training, stream);
 }
 
 // Calls `function` with the channels that a block takes.
@@ -175,16 +164,48 @@ void dense_convolution(Tensor x, Tensor filters, Tensor weight, Tensor bias, Ten
   });
 }
 
+// dy with its part of slope and offset, in rows of as many columns as there are filters.
+template <typename T>
+Tensor whole_of(const Tensor& dy, const Tensor& y, const Tensor& filters, const Tensor& mean, const Tensor& slope,
+                const Tensor& offset) {
+  const Matrix d = matrix(dy, "dy"), m = matrix(y, "y");
+  same(dy, y, "y");
+  STD_TORCH_CHECK(d.channels == m.channels && d.channels <= filters.size(0) && filters.size(0) <= outputs_at_most &&
+                      filters.size(0) % 4 == 0 && d.rows < (int64_t{1} << 31),
+                  "dense_convolution_backward: y and the filters do not fit dy");
+  const Given<T> given{static_cast<const T*>(d.data),
+                       static_cast<const T*>(m.data),
+                       d.stride,
+                       m.stride,
+                       vector(dy, mean, d.channels, "y's mean"),
+                       vector(dy, slope, d.channels, "y's slope"),
+                       vector(dy, offset, d.channels, "y's offset"),
+                       static_cast<int>(d.channels)};
+  Tensor whole = torch::stable::new_empty(dy, {d.rows, filters.size(0)});
+  if (d.rows == 0) return whole;
+  launch_finish_rows(given, static_cast<int>(d.rows), static_cast<T*>(whole.data_ptr()), static_cast<int>(filters.size(0)),
+                     cuda_ext::current_stream(dy.get_device_index()));
+  return whole;
+}
+
 // s dz, the rest of which is slope (x - mean) + offset (batch_norm_activation); dw [outputs, 3, 3, channels], of the first
-// `outputs` of dy; the gradients of weight, bias and beta; slope and offset.
+// `outputs` of dy; the gradients of weight, bias and beta; slope and offset. With y, dy is without its part of slope and
+// offset, which the norms behind y add, and may be columns of wider rows.
 std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> dense_convolution_backward(
     Tensor dy, Tensor filters, Tensor x, Tensor weight, Tensor bias, Tensor mean, Tensor variance,
     std::optional<Tensor> beta, int64_t activation, double epsilon, bool training, int64_t height, int64_t width,
-    int64_t outputs) {
+    int64_t outputs, std::optional<Tensor> y, std::optional<Tensor> y_mean, std::optional<Tensor> y_slope,
+    std::optional<Tensor> y_offset) {
+  check(x, &filters, nullptr);
+  const torch::stable::accelerator::DeviceGuard guard(x.get_device_index());
+  if (y.has_value()) {
+    STD_TORCH_CHECK(y_mean.has_value() && y_slope.has_value() && y_offset.has_value(),
+                    "dense_convolution_backward: y comes with its mean, slope and offset");
+    with_half(x, [&](auto t) { dy = whole_of<decltype(t)>(dy, *y, filters, *y_mean, *y_slope, *y_offset); });
+  }
   check(x, &filters, &dy);
   STD_TORCH_CHECK(outputs >= 1 && outputs <= dy.size(1), "dense_convolution: dy has ", dy.size(1), " outputs, not ",
                   outputs);
-  const torch::stable::accelerator::DeviceGuard guard(x.get_device_index());
   const int64_t channels = x.size(1);
   Tensor g = torch::stable::new_empty(x, {x.size(0), channels});
   const auto floats_like = [&](std::initializer_list<int64_t> shape) {
@@ -192,18 +213,22 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> dense_convolu
     return x.size(0) ? torch::stable::new_empty(x, sizes, ScalarType::Float)
                      : torch::stable::new_zeros(x, sizes, ScalarType::Float);
   };
-  const Gradients to{floats_like({outputs, 3, 3, channels}), floats_like({channels}), floats_like({channels}),
-                     floats_like({beta.has_value()}), floats_like({channels}), floats_like({channels})};
+  Tensor dw = floats_like({outputs, 3, 3, channels}), to_weight = floats_like({channels}), to_bias = floats_like({channels});
+  Tensor to_beta = floats_like({beta.has_value()}), slope = floats_like({channels}), offset = floats_like({channels});
   if (x.size(0) != 0) {
     const Images images = images_of(x, height, width);
     const Norm norm = norm_of(x, weight, bias, mean, variance, beta, activation, epsilon);
+    const auto numbers = [](const Tensor& of) { return static_cast<float*>(of.data_ptr()); };
+    const Gradients to{numbers(dw),    numbers(to_weight), numbers(to_bias), numbers(to_beta), numbers(slope),
+                       numbers(offset), false};
     with_half(x, [&](auto t) {
       with_channels(x, [&](auto c) {
-        convolve_back_with<decltype(t), decltype(c)::value>(dy, filters, x, norm, images, training, g, to);
+        convolve_back_with<decltype(t), decltype(c)::value>(dy, filters, x, norm, images, training,
+                                                            static_cast<int>(outputs), g, to);
       });
     });
   }
-  return {g, to.filters, to.weight, to.bias, to.beta, to.slope, to.offset};
+  return {g, dw, to_weight, to_bias, to_beta, slope, offset};
 }
 
 }  // namespace
@@ -215,7 +240,8 @@ STABLE_TORCH_LIBRARY_FRAGMENT(reread_kernels_compiled, m) {
       "Tensor(c!) variance_of_y, bool statistics) -> ()");
   m.def(
       "dense_convolution_backward(Tensor dy, Tensor filters, Tensor x, Tensor weight, Tensor bias, Tensor mean, "
-      "Tensor variance, Tensor? beta, int activation, float epsilon, bool training, int height, int width, int outputs) "
+      "Tensor variance, Tensor? beta, int activation, float epsilon, bool training, int height, int width, int outputs, "
+      "Tensor? y=None, Tensor? y_mean=None, Tensor? y_slope=None, Tensor? y_offset=None) "
       "-> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)");
 }
 

@@ -64,26 +64,56 @@ __device__ __forceinline__ void store_row(T* y, const unsigned (&result)[NT][2],
   }
 }
 
-// A block multiplies 128 rows by 8 NT WN outputs; a warp 16 MF rows by 8 NT of them.
-template <typename T, int MF, int NT, int WN>
+// The weights of a chunk of channels from `channel` on, of 8 NT WN outputs from the first on. They are so ordered that each
+// thread gets neighbouring outputs (output_of).
+template <typename T, int NT, int WN>
+__device__ __forceinline__ void copy_weights(T* to, const T* __restrict__ w, int64_t w_stride, int outputs,
+                                             int first_output, int channel) {
+  constexpr int group = NT % 4 ? 2 : 4;
+  channel += threadIdx.x % 8 * 8;
+#pragma unroll
+  for (int r = threadIdx.x / 8; r < NT * 8 * WN; r += threads / 8) {
+    const int n = r % (NT * 8), output = first_output + r - n + output_of<group>(n / 8, n % 8);
+    const bool real = channel < w_stride && output < outputs;
+    copy_async<16>(to + r * chunk_stride + threadIdx.x % 8 * 8, real ? w + output * w_stride + channel : w, real);
+  }
+}
+
+// Shared memory of a block that multiplies `chunks` of channels: all of the weights where they `stay`, else a chunk of them
+// with each of a tile.
+template <typename T>
+constexpr int bytes_of(int NT, int WN, bool stays, int chunks) {
+  const int outputs = NT * 8 * WN, staged = stages_of(WN) * (tile_rows + (stays ? 0 : outputs));
+  return (staged + (stays ? chunks * outputs : 0)) * chunk_stride * static_cast<int>(sizeof(T)) + warps * 2 * NT * 8 * 4 +
+         outputs * 4 + chunks * chunk * 8;
+}
+
+// A block multiplies 128 rows by 8 NT WN outputs; a warp 16 MF rows by 8 NT of them. stays: whether the weights do.
+template <typename T, int MF, int NT, int WN, bool stays>
 __global__ void __launch_bounds__(threads, 2)
     products(const T* __restrict__ x, int64_t x_stride, const T* __restrict__ w, int64_t w_stride, int outputs,
              T* __restrict__ y, int64_t rows, int channels, Norm norm, double* partial) {
   constexpr int block_outputs = NT * 8 * WN, stages = stages_of(WN);
   constexpr int group = NT % 4 ? 2 : 4;
-  constexpr int stage_size = (tile_rows + block_outputs) * chunk_stride;
+  constexpr int stage_size = (tile_rows + (stays ? 0 : block_outputs)) * chunk_stride;
   static_assert(MF * 16 * warps / WN == tile_rows);
   extern __shared__ __align__(128) unsigned char memory[];
   T* const staged = reinterpret_cast<T*>(memory);
-  float* const shared_sums = reinterpret_cast<float*>(memory + stages * stage_size * sizeof(T));
+  const int chunks = (channels + chunk - 1) / chunk;
+  T* const kept_weights = staged + stages * stage_size;
+  float* const shared_sums = reinterpret_cast<float*>(kept_weights + (stays ? chunks * block_outputs * chunk_stride : 0));
   float* const center = shared_sums + warps * 2 * NT * 8;
   float2* const table = reinterpret_cast<float2*>(center + block_outputs);
   const int thread = threadIdx.x, warp = thread / 32, lane = thread % 32;
-  const int chunks = (channels + chunk - 1) / chunk;
   const int first_output = blockIdx.y * block_outputs;
   const int own_output = warp % WN * NT * 8;
   const int own_rows = warp / WN * MF * 16;
 
+  for (int part = 0; stays && part < chunks; ++part) {
+    copy_weights<T, NT, WN>(kept_weights + part * block_outputs * chunk_stride, w, w_stride, outputs, first_output,
+                            part * chunk);
+  }
+  cuda_ext::wait_for_the_one_before();
   for (int c = thread; c < chunks * chunk; c += threads) table[c] = scale_and_shift(norm, c, channels);
 
   const int64_t tiles = (rows + tile_rows - 1) / tile_rows;
@@ -100,13 +130,8 @@ __global__ void __launch_bounds__(threads, 2)
         const bool real = channel < channels && first_row + r < rows;
         copy_async<16>(to + r * chunk_stride + thread % 8 * 8, real ? x + (first_row + r) * x_stride + channel : x, real);
       }
-      // So ordered that each thread gets neighbouring outputs (output_of).
-#pragma unroll
-      for (int r = thread / 8; r < block_outputs; r += threads / 8) {
-        const int n = r % (NT * 8), output = first_output + r - n + output_of<group>(n / 8, n % 8);
-        const bool real = channel < w_stride && output < outputs;
-        copy_async<16>(to + (tile_rows + r) * chunk_stride + thread % 8 * 8,
-                       real ? w + output * w_stride + channel : w, real);
+      if constexpr (!stays) {
+        copy_weights<T, NT, WN>(to + tile_rows * chunk_stride, w, w_stride, outputs, first_output, ahead_chunk * chunk);
       }
       if (++ahead_chunk == chunks) {
         ahead_chunk = 0;
@@ -129,7 +154,9 @@ __global__ void __launch_bounds__(threads, 2)
         __syncthreads();
         copy_ahead();
         const T* const xs = staged + stage * stage_size + (own_rows + lane % 16) * chunk_stride + lane / 16 * 8;
-        const T* const ws = staged + stage * stage_size + (tile_rows + own_output) * chunk_stride;
+        const T* const ws = (stays ? kept_weights + part * block_outputs * chunk_stride
+                                   : staged + stage * stage_size + tile_rows * chunk_stride) +
+                            own_output * chunk_stride;
         stage = (stage + 1) % stages;
 #pragma unroll
         for (int k = 0; k < chunk; k += 16) {
@@ -199,11 +226,15 @@ void product_of(const Tensor& x, const Tensor& w, const Norm& norm, const Tensor
                   "dense_product: rows must begin on 16 bytes");
   const bool sums = mean.numel() != 0;
   const cudaStream_t stream = cuda_ext::current_stream(x.get_device_index());
+  const int chunks = static_cast<int>((m.channels + chunk - 1) / chunk);
+  // So much that two blocks stand on a multiprocessor, with the KiB of each that is the system's.
+  const int most = std::min(cuda_ext::shared_memory_of_a_block(),
+                            cuda_ext::attribute_of_device(cudaDevAttrMaxSharedMemoryPerMultiprocessor) / 2 - 1024);
   with_outputs(outputs, [&](auto nt, auto wn) {
     constexpr int NT = decltype(nt)::value, WN = decltype(wn)::value, block_outputs = NT * 8 * WN;
-    const auto kernel = products<T, WN, NT, WN>;
-    const int bytes = stages_of(WN) * (tile_rows + block_outputs) * chunk_stride * 2 + warps * 2 * NT * 8 * 4 +
-                      block_outputs * 4 + static_cast<int>((m.channels + chunk - 1) / chunk * chunk) * 8;
+    const bool stays = bytes_of<T>(NT, WN, true, chunks) <= most;
+    const auto kernel = stays ? products<T, WN, NT, WN, true> : products<T, WN, NT, WN, false>;
+    const int bytes = bytes_of<T>(NT, WN, stays, chunks);
     const int64_t tiles = (m.rows + tile_rows - 1) / tile_rows;
     const int64_t groups = (outputs + block_outputs - 1) / block_outputs;
     const auto blocks = static_cast<int>(std::min(tiles, std::max<int64_t>(1, cuda_ext::multiprocessors() * 2 / groups)));
@@ -211,12 +242,12 @@ void product_of(const Tensor& x, const Tensor& w, const Norm& norm, const Tensor
     if (sums) partial = torch::stable::new_empty(x, {int64_t{blocks} * 2 * outputs}, ScalarType::Double);
     auto* partials = sums ? static_cast<double*>(partial.data_ptr()) : nullptr;
     cuda_ext::launch(kernel,
-                     {dim3(blocks, static_cast<unsigned>(groups)), dim3(threads), static_cast<std::size_t>(bytes), stream},
+                     {dim3(blocks, static_cast<unsigned>(groups)), dim3(threads), static_cast<std::size_t>(bytes), stream, true},
                      static_cast<const T*>(m.data), m.stride, static_cast<const T*>(wm.data), wm.stride,
                      static_cast<int>(outputs), static_cast<T*>(y.data_ptr()), m.rows, static_cast<int>(m.channels),
                      norm, partials);
     if (!sums) return;
-    cuda_ext::launch_early(&finish_product, finish_grid(outputs), finish_block, 0, stream, partials, blocks, m.rows,
+    cuda_ext::launch_early(&finish_product, finish_grid(outputs), sum_block, 0, stream, partials, blocks, m.rows,
                            static_cast<int>(outputs), vector(x, mean, outputs, "mean"),
                            vector(x, variance, outputs, "variance"));
   });

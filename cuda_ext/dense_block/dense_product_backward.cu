@@ -19,92 +19,102 @@ using cuda_ext::multiply;
 using cuda_ext::pack;
 using cuda_ext::shared_address;
 
-constexpr int NT = 8;
-constexpr int N = NT * 8;
-constexpr int group = 4;
 constexpr int warps = 4;
 constexpr int block_threads = warps * 32;
 constexpr int tile_rows = warps * 16;
+// Channels of a block, 8 NT of them, lie in rows of 64.
+constexpr int row_size = 64;
+
+__host__ __device__ constexpr int group_of(int NT) { return NT % 4 ? 2 : 4; }
 
 // Where channel c of row r lies in a staged tile of x or the gradient, c a multiple of 8. The eights of a row change places
 // so that neither eight rows of one of them nor two rows of four meet in a bank.
-__device__ inline int in_tile(int r, int c) { return r * N + (c ^ ((r & 1) << 5 | (r & 2) << 3 | (r & 4) << 1)); }
-
-// What is made of dy: y null where dy is it.
-template <typename T>
-struct Given {
-  const T *dy, *y;
-  const float *mean, *slope, *offset;
-  int outputs;
-};
+__device__ inline int in_tile(int r, int c) {
+  return r * row_size + (c ^ ((r & 1) << 5 | (r & 2) << 3 | (r & 4) << 1));
+}
 
 // A tile in shared memory: dy and y, x and the gradient.
 template <typename T, int K>
 struct Stage {
   static constexpr int stride = K + skew;
-  T dy[tile_rows * stride], y[tile_rows * stride], x[tile_rows * N], gradient[tile_rows * N];
+  T dy[tile_rows * stride], y[tile_rows * stride], x[tile_rows * row_size], gradient[tile_rows * row_size];
 };
 
-template <typename T, int K>
+// Rows [tile_rows] of the block's channels from the first on, and of dy and y. x, gradient: of the first row.
+template <typename T, int K, int NT>
 __device__ __forceinline__ void copy_tile(Stage<T, K>& to, const Given<T>& given, const T* __restrict__ x,
                                           int64_t x_stride, const T* gradient, int64_t gradient_stride,
                                           int64_t first_row, int64_t rows, int channels) {
+  constexpr int lanes = row_size / 8, at_once = block_threads / lanes;
+  const int count = rows - first_row < tile_rows ? static_cast<int>(rows - first_row) : tile_rows;
+  const T* const dy = given.dy + first_row * given.outputs;
+  const T* const y = given.y + first_row * given.outputs;
+#pragma unroll
   for (int i = threadIdx.x; i < tile_rows * (K / 8); i += block_threads) {
-    const int r = i / (K / 8), k = i % (K / 8) * 8;
-    const bool real = first_row + r < rows && k < given.outputs;
-    const int64_t at = real ? (first_row + r) * given.outputs + k : 0;
-    copy_async<16>(to.dy + r * Stage<T, K>::stride + k, given.dy + at, real);
-    if (given.y != nullptr) copy_async<16>(to.y + r * Stage<T, K>::stride + k, given.y + at, real);
+    const int r = i / (K / 8), k = i % (K / 8) * 8, at = r * Stage<T, K>::stride + k;
+    const bool real = r < count && k < given.outputs;
+    const int from = real ? r * given.outputs + k : 0;
+    copy_async<16>(to.dy + at, dy + from, real);
+    if (given.y != nullptr) copy_async<16>(to.y + at, y + from, real);
   }
-  const int c = threadIdx.x % NT * 8;
+  const int c = threadIdx.x % lanes * 8, row = threadIdx.x / lanes, at = in_tile(row, c);
+  if (c >= NT * 8) return;
+  const bool within = c < channels;
+  x += within ? row * x_stride + c : 0;
+  gradient += within ? row * gradient_stride + c : 0;
 #pragma unroll
-  for (int r = threadIdx.x / NT; r < tile_rows; r += block_threads / NT) {
-    const bool real = first_row + r < rows && c < channels;
-    copy_async<16>(to.x + in_tile(r, c), real ? x + (first_row + r) * x_stride + c : x, real);
-    copy_async<16>(to.gradient + in_tile(r, c), real ? gradient + (first_row + r) * gradient_stride + c : gradient, real);
+  for (int i = 0; i < tile_rows / at_once; ++i) {
+    const bool real = within && row + i * at_once < count;
+    copy_async<16>(to.x + at + i * at_once * row_size, x, real);
+    copy_async<16>(to.gradient + at + i * at_once * row_size, gradient, real);
+    if (real && i + 1 < tile_rows / at_once) {
+      x += at_once * x_stride;
+      gradient += at_once * gradient_stride;
+    }
   }
 }
 
-// dy of the norm behind: g + slope (y - mean) + offset. table: mean, slope and offset, K numbers each. A thread keeps to
-// eight outputs.
+// A fragment of a warp's 16 rows of dy, of 16 outputs from k on, and, of a norm behind them, with its part of the gradient:
+// dy = g + slope (y - mean) + offset, which takes its place where it is staged. table: mean, slope and offset, K each.
 template <typename T, int K>
-__device__ __forceinline__ void finish_dy(Stage<T, K>& tile, const float* table, int rows) {
-  constexpr int lanes = K / 8, at_once = block_threads / lanes;
-  const int output = threadIdx.x % lanes * 8, group_of_rows = threadIdx.x / lanes;
-  if (group_of_rows >= at_once) return;
-  float mean[8], slope[8], offset[8];
+__device__ __forceinline__ void load_finished(unsigned (&a)[4], T* dy, const T* y, bool finishes, const float* table, int k,
+                                              int rows, int lane) {
+  constexpr int stride = Stage<T, K>::stride;
+  const int of_lane = lane % 16 * stride + lane / 16 * 8 + k;
+  load_matrices(a, dy + of_lane);
+  if (!finishes) return;
+  unsigned ys[4];
+  load_matrices(ys, y + of_lane);
 #pragma unroll
-  for (int v = 0; v < 8; ++v) {
-    mean[v] = table[output + v];
-    slope[v] = table[K + output + v];
-    offset[v] = table[2 * K + output + v];
-  }
-#pragma unroll 2
-  for (int r = group_of_rows; r < rows; r += at_once) {
-    T* const own = tile.dy + r * Stage<T, K>::stride + output;
-    float values[8], ys[8];
-    unpack(load<T, 8>(own), values);
-    unpack(load<T, 8>(tile.y + r * Stage<T, K>::stride + output), ys);
-#pragma unroll
-    for (int v = 0; v < 8; ++v) values[v] += offset[v] + slope[v] * (ys[v] - mean[v]);
-    store(own, packed<T, 8>(values));
+  for (int i = 0; i < 4; ++i) {
+    const int row = i % 2 * 8 + lane / 4, output = k + i / 2 * 8 + lane % 4 * 2;
+    const auto pair = [&](int which) { return *reinterpret_cast<const float2*>(table + which * K + output); };
+    const float2 mean = pair(0), slope = pair(1), offset = pair(2);
+    float2 values = cuda_ext::unpack<T>(a[i]);
+    const float2 of_y = cuda_ext::unpack<T>(ys[i]);
+    values.x += offset.x + slope.x * (of_y.x - mean.x);
+    values.y += offset.y + slope.y * (of_y.y - mean.y);
+    // Past the rows lie zeros.
+    if (row < rows) a[i] = pack<T>(values.x, values.y);
+    *reinterpret_cast<unsigned*>(dy + row * stride + output) = a[i];
   }
 }
 
-// What da of 16 rows and 64 channels, a warp's products, gives to the norm: s dz is added to the gradient, and sums of dz
+// What da of 16 rows and 8 NT channels, a warp's products, gives to the norm: s dz is added to the gradient, and sums of dz
 // and of dz (x - mean). In the staged x takes its place what the convolution read.
-template <typename T, typename Activation>
+template <typename T, int NT, typename Activation>
 __device__ __forceinline__ void through_norm(const float (&da)[NT][4], T* xs, const T* gradients, T* gradient,
                                              int64_t gradient_stride, int rows, int channels, const float4* by,
                                              float (&sums)[2][NT][2], float& to_beta, int lane,
                                              const Activation& activation) {
+  constexpr int group = group_of(NT);
 #pragma unroll
   for (int j = 0; j < NT; j += group) {
     const int channel = output_of<group>(j, lane % 4 * 2);
     float values[2][2 * group], found[2][2 * group];
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      const int at = in_tile(half * 8 + lane / 4, channel);
+      const int row = half * 8 + lane / 4, at = in_tile(row, channel / 8 * 8) + channel % 8;
       unpack(load<T, 2 * group>(xs + at), values[half]);
       unpack(load<T, 2 * group>(gradients + at), found[half]);
     }
@@ -126,7 +136,7 @@ __device__ __forceinline__ void through_norm(const float (&da)[NT][4], T* xs, co
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const int row = half * 8 + lane / 4;
-      store(xs + in_tile(row, channel), packed<T, 2 * group>(values[half]));
+      store(xs + in_tile(row, channel / 8 * 8) + channel % 8, packed<T, 2 * group>(values[half]));
       if (row < rows && channel < channels) {
         store(gradient + row * gradient_stride + channel, packed<T, 2 * group>(found[half]));
       }
@@ -134,28 +144,32 @@ __device__ __forceinline__ void through_norm(const float (&da)[NT][4], T* xs, co
   }
 }
 
-// K outputs, and 64 channels, those from blockIdx.y 64 on. A tile is copied while the one before is multiplied. A warp
-// takes 16 of the tile's rows for da, and 16 of the channels for dW.
-template <typename T, int K>
+// K outputs, and 8 NT channels, those from blockIdx.y on. The gradient becomes what it is added to, which may be itself, and
+// s dz. A tile is copied while the one before is multiplied. A warp takes
+// 16 of the tile's rows for da, and 16 of the channels for dW.
+template <typename T, int K, int NT>
 __global__ void __launch_bounds__(block_threads, 3)
     products_back(Given<T> given, const T* __restrict__ w, int64_t w_stride, const T* __restrict__ x, int64_t x_stride,
-                  int64_t rows, int channels, Norm norm, T* gradient, int64_t gradient_stride, float* partial,
-                  float* partial_beta, float* partial_weights) {
-  constexpr int stride = K + skew, MO = K / 16;
+                  int64_t rows, int channels, Norm norm, const T* added, int64_t added_stride, T* gradient,
+                  int64_t gradient_stride, float* partial, float* partial_beta, float* partial_weights) {
+  constexpr int stride = K + skew, MO = K / 16, N = NT * 8, group = group_of(NT), w_row = N + skew;
   constexpr unsigned size = sizeof(T);
   extern __shared__ __align__(128) unsigned char memory[];
   auto* const stages = reinterpret_cast<Stage<T, K>*>(memory);
   T* const ws = reinterpret_cast<T*>(stages + 2);
-  float4* const by = reinterpret_cast<float4*>(ws + N * stride);
+  float4* const by = reinterpret_cast<float4*>(ws + K * w_row);
   float* const table = reinterpret_cast<float*>(by + in_table<group>(N));
   float* const shared_sums = table + 3 * K;
   const int thread = threadIdx.x, warp = thread / 32, lane = thread % 32, own = warp * 16, first = blockIdx.y * N;
 
-  for (int i = thread; i < K * N; i += block_threads) {
-    const int n = i % N, k = i / N, channel = first + output_of<group>(n / 8, n % 8);
-    ws[n * stride + k] = k < given.outputs && channel < channels ? w[k * w_stride + channel] : T(0.0f);
+  // Rows of w are padded with zeros.
+  for (int i = thread; i < K * N / 2; i += block_threads) {
+    const int c = i % (N / 2) * 2, k = i / (N / 2);
+    const bool real = k < given.outputs && first + c < channels;
+    copy_async<4>(ws + k * w_row + place_of<group>(c), real ? w + k * w_stride + first + c : w, real);
   }
   fill_table<group>(by, norm, first, N, channels);
+  cuda_ext::wait_for_the_one_before();
   for (int k = thread; given.y != nullptr && k < K; k += block_threads) {
     const bool real = k < given.outputs;
     table[k] = real ? given.mean[k] : 0.0f;
@@ -166,8 +180,9 @@ __global__ void __launch_bounds__(block_threads, 3)
   const int64_t tiles = (rows + tile_rows - 1) / tile_rows;
   const auto copy = [&](int64_t tile, int stage) {
     if (tile < tiles) {
-      copy_tile(stages[stage], given, x + first, x_stride, gradient + first, gradient_stride, tile * tile_rows, rows,
-                channels - first);
+      const int64_t row = tile * tile_rows;
+      copy_tile<T, K, NT>(stages[stage], given, x + row * x_stride + first, x_stride,
+                          added + row * added_stride + first, added_stride, row, rows, channels - first);
     }
     commit_copies();
   };
@@ -181,43 +196,40 @@ __global__ void __launch_bounds__(block_threads, 3)
     await_copies<0>();
     __syncthreads();
     copy(tile + gridDim.x, stage ^ 1);
-    if (given.y != nullptr) {
-      finish_dy(here, table, count);
-      __syncthreads();
-    }
-    float da[1][NT][4] = {};
-    const unsigned from = shared_address(here.dy + (own + lane % 16) * stride + lane / 16 * 8);
-    const unsigned filter = shared_address(ws + (lane / 16 * 8 + lane % 8) * stride + lane / 8 % 2 * 8);
+    float da[NT][4] = {};
+    const unsigned filter = shared_address(ws + lane % 16 * w_row + lane / 16 * 8);
 #pragma unroll
     for (int k = 0; k < K; k += 16) {
       unsigned a[4];
-      load_matrices(a, from + k * size);
+      load_finished<T, K>(a, here.dy + own * stride, here.y + own * stride, given.y != nullptr, table, k, count - own, lane);
 #pragma unroll
       for (int j = 0; j < NT; j += 2) {
         unsigned b[4];
-        load_matrices(b, filter + (j * 8 * stride + k) * size);
-        multiply<T>(da[0][j], a, b[0], b[1]);
-        multiply<T>(da[0][j + 1], a, b[2], b[3]);
+        load_matrices_transposed(b, filter + (k * w_row + j * 8) * size);
+        multiply<T>(da[j], a, b[0], b[1]);
+        multiply<T>(da[j + 1], a, b[2], b[3]);
       }
     }
     with_activation(norm, [&](const auto activation) {
-      through_norm(da[0], here.x + own * N, here.gradient + own * N,
-                   gradient + (tile * tile_rows + own) * gradient_stride + first, gradient_stride, count - own,
-                   channels - first, by, sums, to_beta, lane, activation);
+      through_norm<T, NT>(da, here.x + own * row_size, here.gradient + own * row_size,
+                          gradient + (tile * tile_rows + own) * gradient_stride + first, gradient_stride, count - own,
+                          channels - first, by, sums, to_beta, lane, activation);
     });
     __syncthreads();
-    const T* const dys = here.dy + (lane / 16 * 8 + lane % 8) * stride + lane / 8 % 2 * 8;
-    const T* const xs = here.x + in_tile(lane % 16, warp * 16 + lane / 16 * 8);
+    if (own < N) {
+      const T* const dys = here.dy + (lane / 16 * 8 + lane % 8) * stride + lane / 8 % 2 * 8;
+      const T* const xs = here.x + in_tile(lane % 16, own + lane / 16 * 8);
 #pragma unroll
-    for (int k = 0; k < tile_rows; k += 16) {
-      unsigned b[4];
-      load_matrices_transposed(b, xs + k * N);
+      for (int k = 0; k < tile_rows; k += 16) {
+        unsigned b[4];
+        load_matrices_transposed(b, xs + k * row_size);
 #pragma unroll
-      for (int m = 0; m < MO; ++m) {
-        unsigned a[4];
-        load_matrices_transposed(a, dys + k * stride + m * 16);
-        multiply<T>(weights[m][0], a, b[0], b[1]);
-        multiply<T>(weights[m][1], a, b[2], b[3]);
+        for (int m = 0; m < MO; ++m) {
+          unsigned a[4];
+          load_matrices_transposed(a, dys + k * stride + m * 16);
+          multiply<T>(weights[m][0], a, b[0], b[1]);
+          multiply<T>(weights[m][1], a, b[2], b[3]);
+        }
       }
     }
   }
@@ -226,45 +238,39 @@ __global__ void __launch_bounds__(block_threads, 3)
 #pragma unroll
   for (int i = 0; i < MO * 8; ++i) {
     const int output = i / 8 * 16 + i % 4 / 2 * 8 + lane / 4;
-    const int channel = first + warp * 16 + i / 4 % 2 * 8 + lane % 4 * 2 + i % 2;
-    if (output < given.outputs && channel < channels) {
+    const int channel = first + own + i / 4 % 2 * 8 + lane % 4 * 2 + i % 2;
+    if (own < N && output < given.outputs && channel < channels) {
       partial_weights[(int64_t{blockIdx.x} * given.outputs + output) * channels + channel] = weights[i / 8][i / 4 % 2][i % 4];
     }
   }
   store_gradients<warps, NT, group>(sums, to_beta, shared_sums, first, channels, partial, partial_beta);
 }
 
-template <typename T, int K>
+template <typename T, int K, int NT>
 void products_back_of(const Given<T>& given, const Tensor& w, const Tensor& x, const Norm& norm, bool training,
-                      const Tensor& gradient, const Tensor& dw, const Tensor& weight, const Tensor& bias,
-                      const Tensor& beta, const Tensor& slope, const Tensor& offset) {
-  const Matrix m = matrix(x, "x"), wm = matrix(w, "w"), gm = matrix(gradient, "gradient");
-  STD_TORCH_CHECK(in_lanes<T>(x, m, 8) && in_lanes<T>(gradient, gm, 8),
+                      const Tensor& added, const Tensor& gradient, const Gradients& to) {
+  const Matrix m = matrix(x, "x"), wm = matrix(w, "w"), am = matrix(added, "added"), gm = matrix(gradient, "gradient");
+  STD_TORCH_CHECK(in_lanes<T>(x, m, 8) && in_lanes<T>(added, am, 8) && in_lanes<T>(gradient, gm, 8),
                   "dense_product_backward: rows must begin on 16 bytes");
-  constexpr int bytes = 2 * sizeof(Stage<T, K>) + N * (K + skew) * 2 + in_table<group>(N) * 16 +
+  constexpr int N = NT * 8;
+  constexpr int bytes = 2 * sizeof(Stage<T, K>) + K * (N + skew) * 2 + in_table<group_of(NT)>(N) * 16 +
                         (3 * K + warps * (2 * N + 1)) * 4;
-  const auto kernel = products_back<T, K>;
+  const auto kernel = products_back<T, K, NT>;
   const int channels = static_cast<int>(m.channels), groups = (channels + N - 1) / N;
   const int64_t tiles = (m.rows + tile_rows - 1) / tile_rows;
   const auto blocks = static_cast<int>(
       std::min<int64_t>(tiles, std::max(1, blocks_at_once(kernel, block_threads, bytes) / groups)));
-  const bool with_beta = norm.beta != nullptr;
-  const int64_t size = int64_t{blocks} * 2 * channels, weights = int64_t{given.outputs} * channels;
-  const Tensor partial = floats(x, {size + int64_t{blocks} * groups + blocks * weights});
-  float* const sums = static_cast<float*>(partial.data_ptr());
-  float* const betas = with_beta ? sums + size : nullptr;
-  float* const partial_weights = sums + size + int64_t{blocks} * groups;
+  const int64_t size = int64_t{given.outputs} * channels;
+  const Tensor partial = floats(x, {blocks * (size + 2 * channels + groups)});
+  float* const weights = static_cast<float*>(partial.data_ptr());
+  float* const sums = weights + blocks * size;
+  float* const betas = norm.beta != nullptr ? sums + int64_t{blocks} * 2 * channels : nullptr;
   const cudaStream_t stream = cuda_ext::current_stream(x.get_device_index());
-  cuda_ext::launch(kernel, {dim3(blocks, groups), dim3(block_threads), static_cast<std::size_t>(bytes), stream}, given,
+  cuda_ext::launch(kernel, {dim3(blocks, groups), dim3(block_threads), static_cast<std::size_t>(bytes), stream, true}, given,
                    static_cast<const T*>(wm.data), wm.stride, static_cast<const T*>(m.data), m.stride, m.rows, channels,
-                   norm, static_cast<T*>(gm.data), gm.stride, sums, betas, partial_weights);
-  cuda_ext::launch_early(&finish_gradients, finish_grid(channels, with_beta), finish_block, 0, stream, sums, blocks, betas,
-                         blocks * groups, m.rows, channels, norm, training, true,
-                         vector(x, weight, channels, "weight's gradient"), vector(x, bias, channels, "bias's gradient"),
-                         vector(x, beta, with_beta, "beta's gradient"), vector(x, slope, channels, "slope"),
-                         vector(x, offset, channels, "offset"));
-  cuda_ext::launch_early(&finish_weights, finish_grid(weights), finish_weights_block, 0, stream, partial_weights, blocks,
-                         weights, static_cast<float*>(dw.data_ptr()));
+                   norm, static_cast<const T*>(am.data), am.stride, static_cast<T*>(gm.data), gm.stride, sums, betas,
+                   weights);
+  launch_finish({weights, size, sums, betas, blocks, blocks * groups}, to, m.rows, channels, norm, training, stream);
 }
 
 template <typename T>
@@ -279,28 +285,30 @@ Given<T> given_of(const Tensor& dy, const std::optional<Tensor>& y, const std::o
   };
   const int outputs = static_cast<int>(dy.size(1));
   const T* const own = whole(dy, "dy");
-  if (!y.has_value()) return {own, nullptr, nullptr, nullptr, nullptr, outputs};
+  if (!y.has_value()) return {own, nullptr, outputs, 0, nullptr, nullptr, nullptr, outputs};
   same(dy, *y, "y");
   STD_TORCH_CHECK(mean.has_value() && slope.has_value() && offset.has_value(),
                   "dense_product_backward: y comes with its mean, slope and offset");
-  return {own, whole(*y, "y"), vector(dy, *mean, outputs, "y's mean"), vector(dy, *slope, outputs, "y's slope"),
-          vector(dy, *offset, outputs, "y's offset"), outputs};
+  return {own, whole(*y, "y"), outputs, outputs, vector(dy, *mean, outputs, "y's mean"),
+          vector(dy, *slope, outputs, "y's slope"), vector(dy, *offset, outputs, "y's offset"), outputs};
 }
 
 // dy, y: rows of outputs; w: outputs x channels, padded; x: rows of channels. dW [outputs, channels], float32, and the
-// gradients of weight, bias and beta. gradient += s dz, where dz is what dy W gives to the norm of x; slope and offset +=
-// the coefficients of the rest (batch_norm_activation_add_backward).
+// gradients of weight, bias and beta. gradient += s dz, or = added + s dz, where dz is what dy W gives to the norm of x;
+// slope and offset += the coefficients of the rest (batch_norm_activation_add_backward).
 std::tuple<Tensor, Tensor, Tensor, Tensor> dense_product_backward(
     Tensor dy, std::optional<Tensor> y, std::optional<Tensor> y_mean, std::optional<Tensor> y_slope,
     std::optional<Tensor> y_offset, Tensor w, Tensor x, Tensor weight, Tensor bias, Tensor mean, Tensor variance,
     std::optional<Tensor> beta, int64_t activation, double epsilon, bool training, Tensor gradient, Tensor slope,
-    Tensor offset) {
+    Tensor offset, std::optional<Tensor> added) {
+  const Tensor& from = added.has_value() ? *added : gradient;
   matrix(x, "x");
   matrix(w, "w");
   same(x, dy, "dy", false);
   same(x, w, "w", false);
   same(x, gradient, "gradient");
-  STD_TORCH_CHECK(gradient.size(1) == x.size(1) && dy.size(0) == x.size(0) && dy.size(1) == w.size(0) &&
+  same(x, from, "added");
+  STD_TORCH_CHECK(gradient.size(1) == x.size(1) && from.size(1) == x.size(1) && dy.size(0) == x.size(0) && dy.size(1) == w.size(0) &&
                       w.size(1) >= x.size(1),
                   "dense_product_backward: ", dy.size(0), " x ", dy.size(1), ", ", w.size(0), " x ", w.size(1),
                   " and ", x.size(0), " x ", x.size(1), " do not fit each other");
@@ -315,15 +323,27 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> dense_product_backward(
   Tensor to_beta = floats_like({beta.has_value()});
   if (x.size(0) == 0) return {dw, to_weight, to_bias, to_beta};
   const Norm norm = norm_of(x, weight, bias, mean, variance, beta, activation, epsilon);
+  const Gradients to{vector(x, dw, dw.numel(), "w's gradient"),
+                     vector(x, to_weight, channels, "weight's gradient"),
+                     vector(x, to_bias, channels, "bias's gradient"),
+                     vector(x, to_beta, beta.has_value(), "beta's gradient"),
+                     vector(x, slope, channels, "slope"),
+                     vector(x, offset, channels, "offset"),
+                     true};
   const auto run = [&](auto t) {
     using T = decltype(t);
     const Given<T> given = given_of<T>(dy, y, y_mean, y_slope, y_offset);
-    const auto with = [&](auto k) {
-      products_back_of<T, decltype(k)::value>(given, w, x, norm, training, gradient, dw, to_weight, to_bias, to_beta,
-                                              slope, offset);
+    const auto with = [&](auto k, auto nt) {
+      products_back_of<T, decltype(k)::value, decltype(nt)::value>(given, w, x, norm, training, from, gradient, to);
     };
-    if (given.outputs <= 48) with(std::integral_constant<int, 48>{});
-    else with(std::integral_constant<int, 64>{});
+    const auto with_outputs = [&](auto nt) {
+      if (given.outputs <= 48) with(std::integral_constant<int, 48>{}, nt);
+      else with(std::integral_constant<int, 64>{}, nt);
+    };
+    // The fewest groups of channels, and of so many the narrower ones.
+    const int64_t groups = (channels + 63) / 64;
+    if (channels <= groups * 48) with_outputs(std::integral_constant<int, 6>{});
+    else with_outputs(std::integral_constant<int, 8>{});
   };
   switch (x.scalar_type()) {
     case ScalarType::Half: run(__half{}); break;
@@ -339,7 +359,8 @@ STABLE_TORCH_LIBRARY_FRAGMENT(reread_kernels_compiled, m) {
   m.def(
       "dense_product_backward(Tensor dy, Tensor? y, Tensor? y_mean, Tensor? y_slope, Tensor? y_offset, Tensor w, "
       "Tensor x, Tensor weight, Tensor bias, Tensor mean, Tensor variance, Tensor? beta, int activation, "
-      "float epsilon, bool training, Tensor(a!) gradient, Tensor(b!) slope, Tensor(c!) offset) "
+      "float epsilon, bool training, Tensor(a!) gradient, Tensor(b!) slope, Tensor(c!) offset, "
+      "Tensor? added=None) "
       "-> (Tensor, Tensor, Tensor, Tensor)");
 }
 

@@ -2,8 +2,8 @@
 // blocks. A warp holds its products as mma.cuh draws c, NT of them side by side.
 #pragma once
 
-#include "../batch_norm_activation/norm.cuh"
 #include "../common/halves.cuh"
+#include "finish.cuh"
 
 namespace cuda_ext::channels {
 
@@ -106,22 +106,6 @@ __device__ inline int64_t rows_of_block(int64_t rows, int64_t tiles, int tile_ro
   return count;
 }
 
-static __global__ void __launch_bounds__(finish_threads)
-    finish_product(const double* partial, int blocks, int64_t rows, int outputs, float* mean, float* variance) {
-  cuda_ext::wait_for_the_one_before();
-  cuda_ext::let_the_next_start();
-  const int output = blockIdx.x * finish_channels + threadIdx.x;
-  const bool real = output < outputs;
-  double sums[2];
-  total(real ? partial + output : nullptr, blocks, int64_t{2} * outputs, outputs, sums);
-  if (real && threadIdx.y == 0) {
-    const double center = sums[0] / static_cast<double>(rows);
-    const double found = sums[1] / static_cast<double>(rows) - center * center;
-    mean[output] = static_cast<float>(center);
-    variance[output] = static_cast<float>(found < 0 ? 0.0 : found);
-  }
-}
-
 // A table of N channels in shared memory: mean, scale and bias of each, with a gap behind those of one thread, so that
 // four threads read different banks.
 template <int group>
@@ -171,19 +155,12 @@ int blocks_at_once(Kernel kernel, int block_threads, int shared_bytes) {
   return cuda_ext::multiprocessors() * resident;
 }
 
-// There are many weights.
-constexpr int weight_parts = 32;
-
-static __global__ void __launch_bounds__(finish_channels * weight_parts)
-    finish_weights(const float* partial, int shares, int64_t size, float* dw) {
-  cuda_ext::wait_for_the_one_before();
-  cuda_ext::let_the_next_start();
-  const int64_t i = int64_t{blockIdx.x} * finish_channels + threadIdx.x;
-  double sum[1];
-  total<1, weight_parts>(i < size ? partial + i : nullptr, shares, size, 0, sum);
-  if (i < size && threadIdx.y == 0) dw[i] = static_cast<float>(sum[0]);
+// A pair of neighbouring columns c and c + 1 of a row of weights goes to the place in shared memory that `output_of` gives to
+// its product and column, so that a thread gets neighbouring columns of neighbouring products.
+template <int group>
+__device__ int place_of(int column) {
+  const int of_group = column % (8 * group);
+  return column - of_group + of_group % (2 * group) / 2 * 8 + of_group / (2 * group) * 2;
 }
-
-inline const dim3 finish_weights_block(finish_channels, weight_parts);
 
 }  // namespace cuda_ext::channels

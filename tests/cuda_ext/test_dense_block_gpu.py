@@ -7,7 +7,7 @@ from torch.export.passes import move_to_device_pass
 
 from cuda_ext import batch_norm_activation as fused
 from cuda_ext import library
-from cuda_ext.dense_block import Halves, dense_block
+from cuda_ext.dense_block import Halves, _pack, dense_block
 from tests.cuda_ext import rules
 from tests.cuda_ext.test_dense_block import one_by_one
 
@@ -136,6 +136,55 @@ def test_the_3x3_convolution_is_its_reference_for_any_images(shape, dtype, activ
     exact = (exact_dy, exact_filters, exact_x, *exact_norm, True, *sides, growth)
     for a, b in zip(gradients, fused.REFERENCES["dense_convolution_backward"](*exact), strict=True):
         close(a, b, error)
+
+
+# columns of wider rows: growth and where they begin, on 8 bytes, on 4 and on 2.
+@pytest.mark.parametrize(("growth", "begin"), [(12, 24), (12, 150), (6, 8), (3, 5)])
+@pytest.mark.parametrize("shape", [(3, 9, 7, 48), (2, 32, 32, 64)], ids=str)
+def test_the_3x3_convolution_finishes_its_gradient_as_the_reference_does(shape, growth, begin):
+    _, *sides, _ = shape
+    x, filters, _, vectors = convolution((*shape, growth), torch.bfloat16)
+    norm = (*vectors, None, fused.ACTIVATIONS.index("relu"), 1e-5)
+    wide, wide_y = torch.randn(2, len(x), 192, device="cuda").bfloat16()
+    own = slice(begin, begin + growth)
+    behind = [torch.randn(growth, device="cuda") for _ in range(3)]
+    back = fused.part("dense_convolution_backward", x)
+    found = back(wide[:, own], filters, x, *norm, True, *sides, growth, wide_y[:, own], *behind)
+    whole = fused.REFERENCES["centred_gradient"](wide[:, own], wide_y[:, own], *behind, len(filters))
+    for a, b in zip(found, back(whole, filters, x, *norm, True, *sides, growth), strict=True):
+        close(a, b.double(), 1e-2)
+
+
+@pytest.mark.parametrize("channels", [24, 36, 60, 72, 204])
+def test_the_product_adds_to_a_gradient_where_it_lies(channels):
+    torch.manual_seed(0)
+    x, above = torch.randn(2, 1000, 256, device="cuda").bfloat16()
+    dy = torch.randn(1000, 48, device="cuda").bfloat16()
+    w = torch.randn(48, -(-channels // 8) * 8, device="cuda").bfloat16()
+    norm = (*torch.rand(4, channels, device="cuda"), None, fused.ACTIVATIONS.index("relu"), 1e-5, True)
+    results = []
+    for added in (False, True):
+        total = torch.full_like(x, torch.nan) if added else above.clone()
+        slope, offset = torch.zeros(2, channels, device="cuda")
+        own = slice(0, channels)
+        given = (dy, None, None, None, None, w, x[:, own], *norm, total[:, own], slope, offset)
+        gradients = fused.part("dense_product_backward", x)(*given, *([above[:, own]] if added else []))
+        results.append([total[:, own], slope, offset, *gradients])
+        assert total[:, channels:].isnan().all() == added
+    for a, b in zip(*results, strict=True):
+        assert torch.equal(a, b)
+
+
+@pytest.mark.parametrize("memory", [torch.contiguous_format, torch.channels_last])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_the_weights_are_packed_as_the_reference_packs_them(dtype, memory):
+    # More kernels than the shorter list of one launch holds.
+    torch.manual_seed(0)
+    sizes = [size for channels in range(5, 5 + 3 * 40, 3) for size in ((40, channels, 1, 1), (3, 40, 3, 3))]
+    kernels = [torch.randn(size).to(memory_format=memory) for size in sizes]
+    x = torch.empty(0, dtype=dtype)
+    packed = torch.ops.reread_kernels_compiled.dense_weights(x.cuda(), [kernel.cuda() for kernel in kernels])
+    assert torch.equal(packed.cpu(), _pack(x, kernels))
 
 
 @pytest.mark.parametrize("offset", [0.0, 3e4])
