@@ -1,10 +1,10 @@
 """Time DenseNet's training step against torchvision's, eager and compiled: ``python -m benchmarks.densenet``.
 
 The networks are DenseNet-BC-100-12 (32 pixels, batch 512) and DenseNet-121 (224 pixels, batch 128), channels-last under
-bfloat16 autocast. A step is forward, cross entropy, backward, and SGD with Nesterov momentum. Our step is captured in a
-CUDA graph, because it is launch-bound otherwise. torchvision's step is timed eager and compiled, as torch.compile comes
-and in its strongest mode; each is launched kernel by kernel and captured in a CUDA graph. All steps use the same random
-images.
+bfloat16 autocast. A step is forward, cross entropy, backward, and fused SGD with Nesterov momentum, as training has it.
+Our step is captured in a CUDA graph, because it is launch-bound otherwise; ``--batch`` times it with other numbers of
+images too. torchvision's step is timed eager and compiled, as torch.compile comes and in its strongest mode; each is
+launched kernel by kernel and captured in a CUDA graph. All steps use the same random images.
 
 Before timing, losses and gradients of the fused blocks are compared with those of the plain modules, in float32 on
 small images. The comparison uses swish, because rounding flips gradients at the kink of ReLU.
@@ -32,7 +32,7 @@ from reread.storage.errors import command, refuse_unknown
 from reread.storage.files import write_json
 
 SAMPLES = 20
-PEERS = ("none", "eager", "all")
+PEERS = ("none", "eager", "compiled", "all")
 # name: network, settings, batch, pixels, classes
 STEPS: dict[str, tuple[str, dict[str, Any], int, int, int]] = {
     "DenseNet-BC-100-12": ("densenet", {"depth": 100, "growth_rate": 12}, 512, 32, 10),
@@ -45,8 +45,12 @@ def main() -> None:
     parser.add_argument("networks", nargs="*", metavar="NETWORK", help=f"which: {', '.join(STEPS)} (default: both)")
     parser.add_argument("--json", type=Path, help="write the figures to this file too")
     parser.add_argument(
-        "--peers", choices=PEERS, default="all", help="torchvision's variants; compiling takes minutes (default: all)"
+        "--peers",
+        choices=PEERS,
+        default="all",
+        help="torchvision's variants, up to these; compiling takes minutes (default: all, with the strongest mode)",
     )
+    parser.add_argument("--batch", type=int, nargs="*", default=[], help="images of our step, beside the usual number")
     arguments = parser.parse_args()
     refuse_unknown(arguments.networks, STEPS, "the arguments")
     bench.refuse_without_kernels()
@@ -61,7 +65,7 @@ def main() -> None:
     print("\n| network | variant | batch | images/s | ms | spread | n | peak GiB |")
     print(f"|{'---|' * 8}")
     for name in names:
-        for row in times(name, arguments.peers):
+        for row in times(name, arguments.peers, arguments.batch):
             measured["results"].append(row)
             print(time_line(row), flush=True)
             if arguments.json:  # A run that is cut keeps what it has measured.
@@ -83,10 +87,10 @@ def channels_last(built: nn.Module) -> nn.Module:
     return built.cuda().to(memory_format=torch.channels_last)  # type: ignore[call-overload, no-any-return]
 
 
-def batch(name: str, small: bool = False) -> tuple[Tensor, Tensor]:
+def batch(name: str, number: int | None = None, small: bool = False) -> tuple[Tensor, Tensor]:
     """Draw images float32 [N, 3, H, W], channels-last, and labels [N]; ``small``: 8 images of at most 64 pixels."""
-    _, _, number, size, classes = STEPS[name]
-    number, size = (8, min(size, 64)) if small else (number, size)
+    _, _, usual, size, classes = STEPS[name]
+    number, size = (8, min(size, 64)) if small else (number or usual, size)
     images = torch.randn(number, 3, size, size, device="cuda").contiguous(memory_format=torch.channels_last)
     return images, torch.randint(classes, (number,), device="cuda")
 
@@ -124,15 +128,17 @@ def _loss_and_gradients(
     return loss.detach().double().reshape(1), torch.cat(gradients)
 
 
-def times(name: str, peers: str) -> Iterator[dict[str, Any]]:
+def times(name: str, peers: str, batches: list[int]) -> Iterator[dict[str, Any]]:
     """Yield one row per variant: images per second and peak memory."""
-    yield measure(name, "this, CUDA graph", network(name), captured=True)
+    for number in [*batches, STEPS[name][2]]:
+        yield measure(name, "this, CUDA graph", network(name), captured=True, number=number)
     yield measure(name, "this", network(name), captured=False)
     if peers != "none":
         yield measure(name, "torchvision", torchvision_network(name), captured=False)
         yield measure(name, "torchvision, CUDA graph", torchvision_network(name), captured=True)
-    if peers == "all":
-        for mode, captured in itertools.product((None, STRONGEST), (False, True)):
+    if peers in ("compiled", "all"):
+        modes = (None, STRONGEST) if peers == "all" else (None,)
+        for mode, captured in itertools.product(modes, (False, True)):
             torch._dynamo.reset()
             compiled: Any = torch.compile(torchvision_network(name), dynamic=False, mode=mode)
             variant = (
@@ -161,11 +167,11 @@ def torchvision_network(name: str) -> nn.Module:
     return channels_last(built)
 
 
-def measure(name: str, variant: str, built: nn.Module, captured: bool) -> dict[str, Any]:
+def measure(name: str, variant: str, built: nn.Module, captured: bool, number: int | None = None) -> dict[str, Any]:
     # Free the memory of the previous variant.
     gc.collect()
     torch.cuda.empty_cache()
-    images, labels = batch(name)
+    images, labels = batch(name, number)
     run = training_step(built, images, labels, captured)
     timed = bench.time_samples(run, calls=1, samples=SAMPLES)
     memory = torch.cuda.max_memory_allocated() / 2**30
@@ -187,7 +193,7 @@ def captured_step(name: str, built: nn.Module) -> Callable[[], None]:
 
 def training_step(built: nn.Module, images: Tensor, labels: Tensor, captured: bool) -> Callable[[], None]:
     """Return the training step, warmed up; the peak of memory is counted from its last warm-up on."""
-    optimizer = torch.optim.SGD(built.parameters(), 0.1, momentum=0.9, nesterov=True, weight_decay=1e-4, foreach=True)
+    optimizer = torch.optim.SGD(built.parameters(), 0.1, momentum=0.9, nesterov=True, weight_decay=1e-4, fused=True)
 
     def step() -> None:
         optimizer.zero_grad(set_to_none=True)
