@@ -30,6 +30,8 @@ OWN = "register"
 WIDTH = 7.5
 # The name of the digest in a file.
 EVIDENCE = "evidence"
+# Beyond this ratio, numbers between the powers of ten would touch.
+WIDE = 1000
 INCHES_A_LINE = 0.17
 COLOURS = {
     "supported": BLUE,
@@ -84,6 +86,8 @@ def draw_cases(report: dict[str, Any], path: Path) -> None:
             axes.hlines(place, own, peer, color=GREY, linewidth=0.6, zorder=1)
             axes.scatter(peer, place, color=VERMILLION, marker="D", s=14, zorder=2)
             axes.scatter(own, place, color=BLUE, s=18, zorder=3)
+        if axes.get_xlim()[1] > WIDE:
+            axes.xaxis.set_major_locator(LogLocator())
         axes.scatter([], [], color=BLUE, s=18, label="reread")
         axes.scatter([], [], color=VERMILLION, marker="D", s=14, label="best peer")
         figure.legend(loc="outside upper right", ncols=2, fontsize=8)
