@@ -1,12 +1,13 @@
-"""Print what a registered model answers for texts.
+"""Print a model's answers to texts or images.
 
 reread predict --data docstrings "Return the eigenvalues of a matrix. They are sorted."
 reread predict --data docstrings --variant han --file README.md
 reread predict --data docstrings --file DOCUMENTS.txt --lines --json      one document per line
 cat TEXT | reread predict --data docstrings --version 3
+reread predict --data digits one.png two.png                              image files
 
-Without --variant or --version the champion of the data set answers. --json prints one line per document with all that
-the model answers (reread/tracking/served_model.py).
+Without --variant or --version the champion of the data set answers. --json prints one line per document or image with
+all that the model answers (reread/tracking/served_model.py). An image is resized and converted to what the model reads.
 """
 
 import json
@@ -14,6 +15,7 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from itertools import islice
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
 
 import typer
@@ -25,9 +27,11 @@ from reread.commands.options import DATA, VARIANTS
 from reread.storage.errors import InputError
 
 if TYPE_CHECKING:
+    import numpy
+
     from reread.tracking.registry import LoadedModel
 
-DOCUMENTS_AT_A_TIME = 256
+ROWS_AT_A_TIME = 256
 LIKELIEST, MOST_ATTENDED = 3, 5
 SHOWN_WORDS, SHOWN_LETTERS = 40, 40
 
@@ -35,36 +39,48 @@ SHOWN_WORDS, SHOWN_LETTERS = 40, 40
 def command(
     data: Annotated[str, typer.Option(metavar="NAME", help="The model's data set.", autocompletion=DATA)],
     texts: Annotated[
-        list[str] | None, typer.Argument(metavar="TEXT", help="One document each; none: --file or standard input.")
+        list[str] | None,
+        typer.Argument(metavar="TEXT|IMAGE", help="A document, or a file of an image; none: --file or standard input."),
     ] = None,
     variant: Annotated[
         str | None,
         typer.Option(metavar="NAME", help="This variant's best version on validation.", autocompletion=VARIANTS),
     ] = None,
     version: Annotated[int | None, typer.Option(metavar="N", help="This version.")] = None,
-    file: Annotated[str | None, typer.Option(metavar="FILE", help="A file of text; - is standard input.")] = None,
-    lines: Annotated[bool, typer.Option("--lines", help="One document per line, not one in all.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="One line of JSON per document on stdout.")] = False,
+    file: Annotated[
+        str | None, typer.Option(metavar="FILE", help="A file of text or an image; - is standard input.")
+    ] = None,
+    lines: Annotated[bool, typer.Option("--lines", help="Read a document per line, not one in all.")] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print a line of JSON per document or image on stdout.")
+    ] = False,
 ) -> None:
     if variant is not None and version is not None:
         raise InputError("--variant and --version: choose one")
     if texts and (file is not None or lines):
         raise InputError("TEXT and --file or --lines: choose one")
+    rows: Iterator[Any]
     with ExitStack() as stack:
         if texts:
-            documents = iter([_text(text.encode(errors="surrogateescape"), "an argument") for text in texts])
+            rows = iter([_text(text.encode(errors="surrogateescape"), "an argument") for text in texts])
         else:
             source, where = _open(file, stack)
-            documents = (_lines if lines else _whole)(source, where)
+            rows = (_lines if lines else _whole)(source, where)
         from reread.tracking.registry import load_model
 
         model = load_model(data, variant=variant, version=version)
-        if not model.reads_text:
+        if model.kind == "image":
+            if lines:
+                raise InputError(f"--lines is for texts, and --data {data} has images: leave it out")
+            if not texts and (file is None or file == "-"):
+                raise InputError(f"--data {data} has images: name files of images, as arguments or by --file")
+            rows = _images(model, texts or [str(file)])
+        elif not model.reads_text:
             raise InputError(
-                f"--data {data} is {model.kind} data, and this command reads text: `reread serve model {data}` reads "
-                f"it, and in Python reread.load_model('{data}').predict(ROWS)"
+                f"--data {data} is {model.kind} data, and this command reads texts and images: `reread serve model "
+                f"{data}` reads it, and in Python reread.load_model('{data}').predict(ROWS)"
             )
-        _answer(model, documents, as_json)
+        _answer(model, rows, as_json)
 
 
 def _open(name: str | None, stack: ExitStack) -> tuple[BinaryIO, str]:
@@ -105,13 +121,29 @@ def _text(content: bytes, where: str) -> str:
         ) from None
 
 
-def _answer(model: "LoadedModel", documents: Iterator[str], as_json: bool) -> None:
+def _images(model: "LoadedModel", names: Iterable[str]) -> Iterator["numpy.ndarray"]:
+    """Each image file as the pixels that the model reads; where these are no square, of that size only."""
+    from reread.preprocessing.image_files import COLOURS, read_image
+
+    _, height, width, channels = model.description["arrays"]["images"]["shape"]
+    for name in names:
+        size = height if height == width else None
+        pixels = read_image(Path(name), f"'{name}'", size, COLOURS.get(channels)).pixels
+        if pixels.shape != (height, width, channels):
+            raise InputError(
+                f"'{name}' has {pixels.shape[0]} x {pixels.shape[1]} pixels of {pixels.shape[2]} channels: "
+                f"{model.name} reads {height} x {width} of {channels}"
+            )
+        yield pixels
+
+
+def _answer(model: "LoadedModel", rows: Iterator[Any], as_json: bool) -> None:
     """Print the answers, some at a time, so that a file of any length is read."""
     console = Console(highlight=False, soft_wrap=True)
     heading, answered = f"{model.variant}, version {model.version} of {model.name}\n", False
-    while some := list(islice(documents, DOCUMENTS_AT_A_TIME)):
+    while some := list(islice(rows, ROWS_AT_A_TIME)):
         answered = True
-        for row in model.predict(some).to_dict("records"):
+        for row in model.predict(_batch(model, some)).to_dict("records"):
             if as_json:
                 print(json.dumps(row, ensure_ascii=False))
             else:
@@ -119,6 +151,15 @@ def _answer(model: "LoadedModel", documents: Iterator[str], as_json: bool) -> No
                 heading = ""
     if not answered:
         print("no document was given, and none is answered", file=sys.stderr)
+
+
+def _batch(model: "LoadedModel", rows: list[Any]) -> Any:
+    """Return rows as ``LoadedModel.predict`` takes them."""
+    if model.reads_text:
+        return rows
+    import numpy as np
+
+    return np.stack(rows)
 
 
 def _readable(row: Mapping[str, Any]) -> Iterable[Text | Table]:

@@ -23,6 +23,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
+from PIL import Image
 from selenium.webdriver.support.ui import WebDriverWait
 
 from reread.commands.app import main
@@ -161,6 +162,22 @@ def test_images_of_another_size_or_type_are_refused_in_one_line(folder, monkeypa
         assert "\n" not in str(refused.value)
 
 
+def test_files_of_images_are_answered_in_the_colours_and_the_size_of_the_data(folder, monkeypatch):
+    monkeypatch.chdir(folder.directory)
+    model = load_model("dots")
+    _, height, width, channels = model.description["arrays"]["images"]["shape"]
+    pixels = np.random.default_rng(0).integers(0, 256, (2, height, width, channels), np.uint8)
+    names = []
+    for number, image in enumerate(pixels):
+        names.append(str(folder.directory / f"{number}.png"))
+        Image.fromarray(image.squeeze()).save(names[-1])
+    expected = model.predict(pixels)["label"].tolist()
+    printed = folder.predict("--data", "dots", "--json", *names)
+    assert [json.loads(line)["label"] for line in printed.splitlines()] == expected
+    Image.fromarray(pixels[0].squeeze()).convert("RGB").resize((3 * width, 2 * height)).save(names[0])
+    assert folder.predict("--data", "dots", "--file", names[0]).startswith("densenet, version")
+
+
 def test_a_program_reads_all_of_an_answer(folder):
     file = folder.directory / "documents.txt"
     lines = [SHORT, "", "你好。再见。 مرحبا بالعالم 🙂", "nul \0 in it", "Draw a line. " * 20]
@@ -220,9 +237,10 @@ def test_a_person_reads_what_an_answer_rests_on(folder, monkeypatch, capsys):
         (["--data", "snipets", TEXT], b"", "did you mean 'snippets'?"),
         (["--data", "snippets", "--version", "9", TEXT], b"", "no version 9: choose from 1 (han), 2 (gru_flat)"),
         (["--data", "snippets", "--variant", "ham", TEXT], b"", "did you mean 'han'?"),
-        (["--data", "dots", TEXT], b"", "load_model('dots').predict(ROWS)"),
-        (["--data", "dots", "--file", "mlflow.db"], b"", "`reread serve model dots` reads it"),
-        (["--data", "dots"], b"\x89PNG\r\n", "load_model('dots').predict(ROWS)"),
+        (["--data", "dots", TEXT], b"", "No such file"),
+        (["--data", "dots", "--file", "mlflow.db"], b"", "no image that can be read"),
+        (["--data", "dots"], b"\x89PNG\r\n", "--data dots has images"),
+        (["--data", "dots", "--file", "mlflow.db", "--lines"], b"", "--lines"),
         (["--data", "snippets", "--file", "no.txt"], b"", "'no.txt' cannot be read"),
         (["--data", "snippets", "--file", ""], b"", "'' cannot be read"),
         (["--data", "snippets", "--file", "."], b"", "cannot be read"),
