@@ -1,8 +1,8 @@
 """Try networks and baselines on a data set.
 
 reread try reviews
-reread try reviews --dry-run          what it would train, how long that takes, and what it can show
-reread try reviews --json             metrics, verdicts and warnings as JSON; with --dry-run the estimate
+reread try reviews --dry-run          print what would train, for how long, and what it can show
+reread try reviews --json             print metrics, verdicts and warnings; with --dry-run the estimate
 reread try reviews --epochs 10 --seeds 8
 reread try reviews --variant word-average         only this network, and the baselines
 reread try reviews --variant han --variant mine   HAN and models/mine.py, beside what was tried before
@@ -25,9 +25,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.table import Table
+from rich.text import Text
 
 from reread.commands.data_add import LOCKS
-from reread.commands.options import AsJson, completion, print_json, print_results, progress, results_of
+from reread.commands.options import AsJson, completion, print_json, print_results, print_table, progress, results_of
 from reread.storage.errors import InputError
 from reread.storage.files import content_key
 from reread.storage.locks import held_alone
@@ -43,6 +45,8 @@ LONG_SECONDS = 3600
 FOLDS = 5  # that are suggested
 FEW = 0.1  # a smallest difference that is all that an accuracy of 0.9 leaves
 ROUNDS = 4  # in which tuning goes on
+# Of the kinds of data that `reread predict` reads: what follows the name of the data set.
+EXAMPLES = {"text": "'a text of yours'", "image": "IMAGE.png"}
 
 
 @dataclass(frozen=True)
@@ -134,6 +138,7 @@ def try_networks(
     from reread.planning.entrance import undecidable
     from reread.planning.resolve import make_plan
     from reread.planning.trial import (
+        as_chosen_before,
         experiment_of,
         folds_name,
         path_of,
@@ -154,7 +159,8 @@ def try_networks(
             raise InputError("--minutes is for tuning, and with --folds nothing is tuned: leave one of them out")
         else:
             contents = {folds_name(name): with_folds(name, entry, folds, seeds, epochs, variants, metric)}
-        plans = [make_plan(experiment, content=content) for experiment, content in contents.items()]
+        expected = {**contents, name: as_chosen_before(contents[name], tuning)} if folds is None else contents
+        plans = [make_plan(experiment, content=content) for experiment, content in expected.items()]
         print(f"{name}: {entry.kind}, {entry.task}, {outputs(entry)}, {entry.rows:,} rows")
         for line in undecidable(plans[-1]):
             print(f"warning: {line}")
@@ -162,11 +168,11 @@ def try_networks(
         print(f"{'would write' if dry_run else 'writes'} {', then '.join(files)}")
         to_tune, to_compare, seconds, further = print_estimate(name, plans, minutes, dry_run)
         rows = entry.splits["test"] if folds is None else entry.rows
-        tested = "test rows" if folds is None else "rows, all tested in turn,"
+        tested = "test rows" if folds is None else "rows, all tested in turn"
         least = None if beyond_labels(entry.task) else smallest_difference(rows)
         if least is not None:
             words = metric_words(contents[plans[-1].name]["metric"])
-            print(f"{rows:,} {tested} can show a difference of about {least:.3f} or more in {words}")
+            print(f"smallest detectable difference: about {least:.3f} in {words}, from {rows:,} {tested}")
             if folds is None and least > FEW:
                 print(f"these are too few: --folds {FOLDS} tests all {entry.rows:,} rows in turn")
         if dry_run:
@@ -284,19 +290,26 @@ def print_estimate(
         # The tuning and the experiment fit the baselines of their own, on other splits; of cross-validation each fold.
         baselines *= len(plans) if final.folds is None else final.folds * len(final.seeds)
 
-    def whole(about: "Estimate", runs: int) -> float:
-        rest = (RUN_SECONDS * runs / workers + WHOLE_SECONDS + baselines) / about.share
-        return sum(about.training.values()) + about.evaluation + rest
+    def parts(about: "Estimate", runs: int) -> dict[str, float]:
+        return {
+            **about.training,
+            "evaluation": about.evaluation,
+            "baselines": baselines,  # timed beside the other work
+            "starts, reports": (RUN_SECONDS * runs / workers + WHOLE_SECONDS) / about.share,
+        }
 
-    seconds = whole(estimated, len(jobs))
-    further = (whole(first, len(every)) if minutes is None else 60.0 * minutes) if tunings else 0.0
+    seconds_by_part = parts(estimated, len(jobs))
+    seconds = sum(seconds_by_part.values())
+    further = (sum(parts(first, len(every)).values()) if minutes is None else 60.0 * minutes) if tunings else 0.0
     of_folds = "" if final.folds is None else f" and {final.folds} folds"
-    parts = ", ".join(f"{variant} {duration(seconds)}" for variant, seconds in estimated.training.items())
     print(
         f"{len(jobs)} runs ({len(to_tune)} to tune, {len(to_compare)} of {len(final.seeds)} seeds{of_folds}): about "
-        f"{duration(seconds)} on this machine as it is now, less where runs end early; training: {parts or 'none'}; "
-        f"evaluation {duration(estimated.evaluation)}, baselines {duration(baselines)}"
+        f"{duration(seconds)} on this machine as it is now, less where runs end early"
     )
+    table = Table(box=None, padding=(0, 2, 0, 0), show_header=False)
+    for part, its_seconds in seconds_by_part.items():
+        table.add_row(Text(f"  {part}"), duration(its_seconds))
+    print_table(table)
     cores = len(os.sched_getaffinity(0))
     if (average := load(cores)) is not None:
         print(f"warning: the load average is {average:.1f} on {cores} cores: other work makes this and the runs slower")
@@ -326,6 +339,6 @@ def print_champion(name: str, report: Path) -> None:
     metric = champion.get("validation.metric") or metrics["champions"][name]["metric"]
     score = float(champion["validation.score"])
     print(f"Champion: {champion['variant']}, validation {metric_words(metric)} {score:.4f}")
-    if Manifest.load().entry(name).kind == "text":
-        print(f"Predict:  reread predict --data {name} 'a text of yours'")
+    if (kind := Manifest.load().entry(name).kind) in EXAMPLES:
+        print(f"Predict:  reread predict --data {name} {EXAMPLES[kind]}")
     print(f"Serve:    reread serve model {name}")

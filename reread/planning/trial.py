@@ -99,7 +99,7 @@ def sections_of(
         refuse_unknown(unknown, networks_of(entry.kind), f"the networks that read {entry.kind}")
     sections = {}
     for network in only or known:
-        variant = short_name(network)
+        variant = short_name(network, entry.kind)
         section = copy.deepcopy(known.get(variant, {"model": models.address(network)}))
         models.refuse_other_kind(section["model"], name, entry.kind)
         if epochs is not None:
@@ -115,10 +115,11 @@ def networks_of(kind: str) -> list[str]:
     return [*VARIANTS[kind], *(model for model in others if model not in named)]
 
 
-def short_name(network: str) -> str:
-    """Return the name of the variant that tries a network: an address of another package without points, which
-    separate settings."""
-    return re.sub("[.:]", "-", network)
+def short_name(network: str, kind: str) -> str:
+    """Return the name of the variant that tries a network: where one of VARIANTS is of this file of models/, that one;
+    an address of another package without points, which separate settings."""
+    of_models = {section["model"]: variant for variant, section in VARIANTS[kind].items()}
+    return of_models.get(network, re.sub("[.:]", "-", network))
 
 
 def experiment_of(
@@ -145,6 +146,26 @@ def experiment_of(
         "equivalence_margin": earlier.get("equivalence_margin", EQUIVALENCE_MARGIN),
         "evaluate_on": "test",
     }
+
+
+def as_chosen_before(experiment: Mapping[str, Any], tuning: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the experiment before tuning with what an earlier one chose, of each variant that is tried as it was then.
+
+    These are the runs that will be compared where the tuning chooses the same again, as it does of finished runs.
+    """
+
+    def untuned(section: Mapping[str, Any]) -> dict[str, Any]:
+        return {key: value for key, value in section.items() if key != "grid"}
+
+    name = experiment["defaults"]["data"]
+    before, chosen = (written(known).get("variants", {}) for known in (tuning_name(name), name))
+    variants = {
+        variant: chosen[variant]
+        if variant in chosen and untuned(before.get(variant, {})) == untuned(tuning["variants"][variant])
+        else section
+        for variant, section in experiment["variants"].items()
+    }
+    return {**experiment, "variants": variants}
 
 
 def folds_name(experiment: str) -> str:

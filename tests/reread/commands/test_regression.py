@@ -43,7 +43,7 @@ def test_a_number_per_row_is_learned_judged_and_predicted(project):
     metrics = json.loads((root / "reports/films/metrics.json").read_text())
     assert set(metrics["baselines"]["films"]) == {"tf-idf-ridge", "tf-idf-boosting"}
     assert metrics["baselines"]["films"]["tf-idf-ridge"]["test"]["r2"] > 0.8
-    of_network = metrics["variants"]["word_average"]
+    of_network = metrics["variants"]["word-average"]
     assert of_network["score"] == "r2" and set(of_network["test"]) == {"r2", "rmse", "mae"}
     (verdict,) = json.loads((root / "reports/films/verdicts.json").read_text())["verdicts"]
     assert (verdict["metric"], verdict["control"]) == ("r2", "tf-idf-boosting") and verdict["mean"] < 0

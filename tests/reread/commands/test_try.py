@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -30,7 +31,7 @@ def add_topics(root):
 
 TRY = """
 import json, reread
-tried = reread.try_("topics", seeds=2, epochs=4, minutes=0, variants=["word_average"])
+tried = reread.try_("topics", seeds=2, epochs=4, minutes=0, variants=["gru_flat"])
 print(json.dumps(tried["verdict"].to_dict()))
 """
 # Of each run that is evaluated on test, what Python has of its predictions.
@@ -83,8 +84,8 @@ def test_a_try_is_interrupted_finished_and_added_to(project):
 
     said = project.run("python", "-c", TRY).stdout
     assert json.loads(said.splitlines()[-1]) == {"network-or-baseline": "inconclusive"}
-    assert list(report(root, "metrics.json")["variants"]) == ["word-average", "word_average"]
-    assert list(yaml.safe_load(files[1].read_text())["variants"]) == ["word-average", "word_average"]
+    assert list(report(root, "metrics.json")["variants"]) == ["gru-flat", "word-average"]
+    assert list(yaml.safe_load(files[1].read_text())["variants"]) == ["word-average", "gru-flat"]
 
     items = json.loads(project.run("python", "-c", PREDICTIONS).stdout)
     numbers = [number for number in range(80) if number // 2 % 4 == 3]
@@ -106,6 +107,12 @@ def test_a_dry_run_takes_the_metric_names_the_load_and_writes_nothing(reread, tm
     assert "in macro F1" in said and "load average is 99.5" in said
     assert "10 runs (4 to tune, 6 of 6 seeds)" in said and "evaluation" in said and "baselines" in said
     assert "--folds 5 tests all 80 rows" in said and tempfile.gettempdir() not in said
+    # What was timed beside other work is not taken for slower again.
+    with monkeypatch.context() as slow:
+        slow.setattr("tasks.estimate.baseline_seconds", lambda folder: 50.0)
+        slow.setattr("tasks.estimate.share_of_each", lambda *about: 0.5)
+        said = reread("try", "topics", "--dry-run", "--variant", "word-average")
+    assert re.search(r"baselines +1 min 40 s\n", said) and "takes 50% of what a run could have" in said
     estimate = json.loads(reread("try", "topics", "--metric", "macro_f1", "--dry-run", "--json", "-v", "word-average"))
     assert (estimate["to_tune"], estimate["to_compare"]) == (4, 6) and estimate["seconds"] > 0
     assert estimate["files"] == ["experiments/topics-tuning.yaml", "experiments/topics.yaml"]

@@ -8,6 +8,7 @@ from reread.planning.experiment import load_experiment
 from reread.planning.resolve import make_plan
 from reread.planning.trial import (
     MARK,
+    as_chosen_before,
     beyond,
     experiment_of,
     folds_name,
@@ -125,10 +126,13 @@ def test_tuning_goes_on_where_a_choice_is_at_the_edge():
 
 
 def test_no_more_epochs_are_tried_than_were_asked_for():
-    content = tuning_of("mine", entry("single-label"), epochs=30, only=["word_average"])
+    content = tuning_of("mine", entry("single-label"), epochs=30, only=["encoder"])
     plan = tuning_plan(content)
-    (grid,) = wider(content, plan, results(plan, {"=0.01": 0.9}, {"=0.01": FULL}))["word_average"]
-    assert grid == {"training": {"learning_rate": [0.0333]}}
+    highest = max(variant.training["learning_rate"] for variant in plan.variants.values())
+    best = {f"={highest}": 0.9}
+    (grid,) = wider(content, plan, results(plan, best, {f"={highest}": FULL}))["encoder"]
+    assert list(grid) == ["training"] and list(grid["training"]) == ["learning_rate"]
+    assert grid["training"]["learning_rate"][0] > highest
 
 
 def test_the_value_beyond_an_edge():
@@ -152,6 +156,13 @@ def test_a_network_is_added_to_those_that_were_tried():
     experiment = experiment_of("mine", about, content)
     assert experiment["seeds"] == list(range(8)) and list(experiment["variants"]) == ["word-average", "han"]
     assert experiment["equivalence_margin"] == 0.02
+    # What an earlier tuning chose is expected of a variant that is tried as it was then, and of no other.
+    chosen = {"model": "word_average", "network": {"embedding_dim": 8}}
+    write_experiment("mine", {**before, "variants": {"word-average": {**chosen, "training": {"max_epochs": 9}}}})
+    expected = as_chosen_before(experiment, content)["variants"]
+    assert expected["word-average"]["network"] == {"embedding_dim": 8} and expected["han"] == {"model": "han"}
+    fewer = tuning_of("mine", about, epochs=4, only=["word-average"])
+    assert "network" not in as_chosen_before(experiment_of("mine", about, fewer), fewer)["variants"]["word-average"]
     # One that is tried again has the new options.
     again = tuning_of("mine", about, epochs=4, only=["word-average"])
     assert again["variants"]["word-average"]["training"] == {"max_epochs": 4}
@@ -162,13 +173,14 @@ def test_a_network_is_added_to_those_that_were_tried():
 def test_with_folds_each_network_is_compared_untuned_beside_those_of_before(task, metric):
     about = entry(task)
     write_experiment(folds_name("mine"), with_folds("mine", about, 3, epochs=4, only=["han"]))
+    # A network may be named by its file.
     write_experiment(folds_name("mine"), with_folds("mine", about, 4, seeds=5, only=["word_average"]))
     plan = make_plan(folds_name("mine"))
     assert written(folds_name("mine"))["equivalence_margin"] == 0.01
     assert (plan.folds, len(plan.seeds), plan.metric, plan.evaluate_on) == (4, 5, metric, "test")
     assert plan.withhold_untuned and not plan.trials and not plan.tuning
     sides = [(each["treatment"], each["control"], each["metric"]) for each in plan.comparisons]
-    assert sides == [("han", "tf-idf", metric), ("word_average", "tf-idf", metric)]
+    assert sides == [("han", "tf-idf", metric), ("word-average", "tf-idf", metric)]
     assert plan.variants["han"].training["max_epochs"] == 4
     wrong = with_folds("mine", about, 3, metric="tuned_micro_f1")
     with pytest.raises(InputError, match="tuned_micro_f1"):
@@ -188,13 +200,15 @@ def test_some_of_the_networks_can_be_chosen():
     about = entry("multi-label")
     assert list(tuning_of("mine", about, only=["word-average"])["variants"]) == ["word-average"]
     # Another network of models/ is tuned over its learning rate.
-    trials = tuning_plan(tuning_of("mine", about, only=["word_average", "han"])).trials
-    assert trials["word_average"] == [f"word_average/learning_rate={rate}" for rate in (0.003, 0.01)]
+    trials = tuning_plan(tuning_of("mine", about, only=["encoder", "han"])).trials
+    assert len(trials["encoder"]) == 2 and all("/learning_rate=" in trial for trial in trials["encoder"])
     assert len(trials["han"]) == 4
     with pytest.raises(InputError, match="densenet reads image, and mine is text data"):
         tuning_of("mine", about, only=["densenet"])
     with pytest.raises(InputError, match="'word-avereg'.*'word-average'"):
         tuning_of("mine", about, only=["word-avereg"])
+    # One that has a name here is the same by the name of its file.
+    assert tuning_of("mine", about, only=["word_average"]) == tuning_of("mine", about, only=["word-average"])
     # Only those that read the data are named, each once.
     with pytest.raises(InputError, match="read text: choose from: encoder, gru-flat, han, word-average$"):
         tuning_of("mine", about, only=["zzz"])
