@@ -1,16 +1,16 @@
 """Add a table or folder of your own to data/.
 
 reread data add reviews.csv --text body --label stars
-reread data add reviews.csv                              columns are guessed and shown
-reread data add posts.csv --text title --text body       each text is its title, a line break and its body
+reread data add reviews.csv                              guess the columns, and show them
+reread data add posts.csv --text title --text body       join title and body by a line break
 reread data add news.jsonl --label topics --task multi-label
 reread data add letters/                                 a folder per class, or train/ and test/ with one per class
-reread data add reviews.csv --dry-run                    a preview: columns, rows, classes, splits; nothing is written
+reread data add reviews.csv --dry-run                    preview columns, rows, classes and splits; write nothing
 reread data add export.csv --delimiter ';' --encoding cp1252 --no-header --text 2 --label 1
 reread data add photos/ --split split.csv --group patient --size 64 --colours grey
 
 Reads CSV, TSV, JSON lines and Parquet, as a stream. Without a split, rows are split by their content, and rows of one
-group stay together. A text that is in two splits is left out of the earlier one. The data card is data/NAME/card.md.
+group stay together. A text that a later split contains too is left out. The data card is data/NAME/card.md.
 Then: `dvc add data`, and commit data.dvc and data.manifest.json.
 """
 
@@ -75,7 +75,8 @@ def command(
         str | None, typer.Option(metavar="COLUMN|FILE", help="The split, or a table of ids and splits; none: no guess.")
     ] = None,
     group: Annotated[
-        str | None, typer.Option(metavar="COLUMN", help="The column of what rows belong to; none: no guess.")
+        str | None,
+        typer.Option(metavar="COLUMN", help="Rows with the same value here stay in one split; none: no guess."),
     ] = None,
     identity: Annotated[str | None, typer.Option("--id", metavar="COLUMN", help="The name of a row.")] = None,
     task: Annotated[
@@ -83,13 +84,13 @@ def command(
         typer.Option(help="One label per row, several, or a number."),
     ] = None,
     delimiter: Annotated[
-        str | None, typer.Option(metavar="CHARACTER", help="Between the values of a CSV or TSV, such as ; or tab.")
+        str | None, typer.Option(metavar="CHARACTER", help="The character between values, such as ; or tab.")
     ] = None,
     encoding: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Of the text, such as cp1252 or utf-16; default: utf-8.")
+        str | None, typer.Option(metavar="NAME", help="The encoding, such as cp1252 or utf-16; default: utf-8.")
     ] = None,
     quote: Annotated[
-        str | None, typer.Option(metavar="CHARACTER", help="The quotation mark of a CSV or TSV; none: there is none.")
+        str | None, typer.Option(metavar="CHARACTER", help="The quotation mark of a CSV or TSV; none: it has none.")
     ] = None,
     header: Annotated[
         bool | None,

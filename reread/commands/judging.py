@@ -22,7 +22,7 @@ from reread.verdicts.scores import OVER_ITEMS, Scores, collect, judge_claims
 
 REPORT, BADGE = "report.html", "badge.svg"
 REFUTED_CODE, UNDECIDED_CODE = 1, 3
-SEEDS_ALONE = "Judged over seeds alone: the scores have no rows per item, so nothing is said of other test items."
+SEEDS_ONLY = "Judged over seeds only: the scores have no rows per item, so nothing is said of other test items."
 
 Output = Annotated[
     Path | None, typer.Option("--output", "-o", metavar="FOLDER", help="Write verdict, page and badge there.")
@@ -88,7 +88,7 @@ def summary(document: Mapping[str, Any]) -> RenderableType:
     claims = document["claims"]
     parts: list[RenderableType] = [claims_table(claims), *map(verdict_text, claims)]
     if any(OVER_ITEMS not in claim["analyses"] for claim in claims):
-        parts.append(Text(f"\n{SEEDS_ALONE}", style="dim"))
+        parts.append(Text(f"\n{SEEDS_ONLY}", style="dim"))
     return Group(*parts)
 
 

@@ -8,7 +8,7 @@ reread run --experiment tiny --set training.learning_rate=0.02 --set network.dro
 reread run --experiment imdb --on slurm
 
 Finished runs are cached; an interrupted one resumes from its last epoch. A selection or an override leaves the
-experiment's own report alone: each selection has its own, reports/NAME-part-DIGEST, whose path is printed at the end.
+experiment's report as it is: each selection has its own, reports/NAME-part-DIGEST, whose path is printed at the end.
 """
 
 import sys

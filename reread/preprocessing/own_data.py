@@ -296,7 +296,7 @@ def refuse_row_as_header(head: list[Row], path: Path) -> None:
     # Beside a known name, columns of 0 and 1 may be named by the numbers of classes.
     judged = [name for name in names if not (known and is_number(name))]
     again = (name for name in judged if sum(_plain(row[name]) == name.strip() for row in head) > 1)
-    why = next((f"'{name}' is a value of its column too" for name in again), None)
+    why = next((f"'{name}' is also a value of its column" for name in again), None)
     if why is None and not known:
         numbers = [name for name in names if all(is_number(_plain(row[name]) or "0") for row in head)]
         if number := next(filter(is_number, numbers), None):
@@ -305,8 +305,8 @@ def refuse_row_as_header(head: list[Row], path: Path) -> None:
             why = f"'{' '.join(long.split()[:SENTENCE_WORDS])} ...' is long for the name of a column"
     if why:
         raise InputError(
-            f"{path}, line 1 looks like a row and not like a header, {why}: write a header such as text,label, or "
-            "give --no-header; --header takes it as it is"
+            f"{path}: line 1 looks like a row, because {why}: write a header such as text,label, or give --no-header; "
+            "if it is the header, give --header"
         )
 
 

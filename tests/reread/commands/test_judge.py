@@ -34,7 +34,7 @@ def scores(tmp_path):
 def test_a_claim_as_options_gives_a_verdict_and_writes_nothing(reread, scores):
     said = reread("judge", scores, "--treatment", "new", "--control", "old", "--margin", "0.005")
     assert "supported" in said and "new is better than old by 0.0250 [" in said
-    assert "Judged over seeds alone" in said
+    assert "Judged over seeds only" in said
     assert [path.name for path in Path(scores).parent.iterdir()] == ["scores.csv"]
 
 
@@ -132,7 +132,7 @@ def test_a_claim_file_names_claims_scores_and_provenance(reread, claim_file):
     assert second["name"] == "other against old" and second["ratio"]["margin"] == pytest.approx(1.05)
     assert first["analyses"] == ["over seeds", "over seeds and items"] and "not tuned" in first["sentence"]
     assert document["provenance"]["hardware"] == "one GPU" and document["columns"] == {"arm": "model"}
-    assert "over seeds alone" not in reread("judge", str(claim_file))
+    assert "over seeds only" not in reread("judge", str(claim_file))
 
 
 @pytest.mark.parametrize(
