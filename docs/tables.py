@@ -1072,7 +1072,7 @@ def speed_peers() -> Table:
 
 def memory() -> Table:
     peaks: dict[tuple[str, int], dict[str, float]] = defaultdict(dict)
-    for result in read_json("benchmarks/results/2026-11-22-nvidia-h200-memory.json")["results"]:
+    for result in read_json("benchmarks/results/2026-11-29-nvidia-h200-memory.json")["results"]:
         peaks[result["network"], result["batch"]][result["variant"]] = result["peak_bytes"] / 2**30
     ways = ("this", "modules", "modules, checkpointed")
     rows = [[name, str(batch), *(f"{of[way]:.2f}" for way in ways)] for (name, batch), of in peaks.items()]
