@@ -57,6 +57,8 @@ highlight_language = "none"
 html_theme = "furo"
 html_title = "reread"
 html_copy_source = False
+html_static_path = ["_static"]
+html_css_files = ["site.css"]
 html_extra_path = ["verdict.schema.json"]
 html_show_sourcelink = False
 
