@@ -47,15 +47,6 @@ READERS = {
     "tf-idf": "TF-IDF, logistic regression",
 }
 SEVERAL_GPUS = "benchmarks/results/2026-11-22-nvidia-h200-x2-training.json"
-# The trials were recorded under the settings' former names.
-RENAMED = {
-    "adversarial": "adversarial_epsilon",
-    "average_decay": "ema_decay",
-    "hidden": "hidden_size",
-    "maximum_epochs": "max_epochs",
-    "minimum_count": "min_count",
-    "word_vector_rate": "embedding_lr_scale",
-}
 
 
 def read_json(name: str) -> Any:
@@ -756,25 +747,6 @@ def seeds_of(verdict: dict[str, Any]) -> str:
 
 def listed(names: Iterable[str]) -> str:
     return ", ".join(f"`{name}`" for name in sorted(names))
-
-
-def imdb_trials() -> Table:
-    """Return each setting tried on parts of IMDB's training split, against the former settings on the same parts."""
-    by_part: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
-    for row in read_rows("results/imdb-films/trials.csv"):
-        by_part[row["changed"]][row["fold"]].append(float(row["best_accuracy"]))
-    former = {part: mean(values) for part, values in by_part.pop("").items()}
-    measured = [
-        (mean(mean(values) - former[part] for part, values in parts.items()), len(parts), changed)
-        for changed, parts in by_part.items()
-    ]
-    rows = []
-    for difference, parts, changed in sorted(measured, key=lambda row: (-row[0], row[2])):
-        for old, new in RENAMED.items():
-            changed = re.sub(rf"\b{old}=", f"{new}=", changed)
-        settings = ", ".join(f"`{setting}`" for setting in re.split(r" (?=\w+=)", changed))
-        rows.append([settings, signed(difference, 3), str(parts)])
-    return ["settings changed", "difference in accuracy", "parts"], rows
 
 
 QUANTILES = {"imdb": "IMDB", "newsgroups20": "20 Newsgroups", "docstrings": "docstrings"}
