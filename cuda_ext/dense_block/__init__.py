@@ -462,10 +462,10 @@ def _padded(channels: int, multiple: int = PADDED) -> int:
 def _pack(x: Tensor, kernels: list[Tensor]) -> Tensor:
     """Return all weights in x's dtype, one behind the other, with zeros where ``_unpacked`` pads them."""
     half = x.dtype in (torch.float16, torch.bfloat16)
-    if x.is_cuda and half and len(kernels[0]) % PADDED == 0 and all(one.dtype == torch.float32 for one in kernels):
-        pack = library.kernel("dense_weights", x)
-        if pack is not None:
-            return pack(x, kernels)  # type: ignore[no-any-return]
+    fit = all(one.dtype == torch.float32 for one in kernels) and not any(len(one) % PADDED for one in kernels[::2])
+    pack = library.kernel("dense_weights", x) if x.is_cuda and half and fit else None
+    if pack is not None:
+        return pack(x, kernels)
     packed = x.new_zeros(sum(_packed_sizes(kernels)))
     for (matrix, filters), at in zip(_unpacked(packed, kernels), range(0, len(kernels), 2), strict=True):
         matrix[:, : kernels[at].shape[1]] = kernels[at].flatten(1)
