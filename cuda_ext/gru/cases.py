@@ -103,8 +103,10 @@ def bench_cases() -> Iterator[Case]:
 def _both_passes(shape: Shape, dtype: torch.dtype) -> Iterator[Case]:
     """One case of the forward pass and one of both; in the second the gradient comes last."""
     units = shape.units * (1 + shape.bidirectional)
-    ours = GRU(shape.inputs, shape.units, batch_first=True, bidirectional=shape.bidirectional).to("cuda", dtype)
-    theirs = nn.GRU(shape.inputs, shape.units, batch_first=True, bidirectional=shape.bidirectional).to("cuda", dtype)
+    # Without a GPU the cases can be listed, and none run.
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    ours = GRU(shape.inputs, shape.units, batch_first=True, bidirectional=shape.bidirectional).to(device, dtype)
+    theirs = nn.GRU(shape.inputs, shape.units, batch_first=True, bidirectional=shape.bidirectional).to(device, dtype)
     theirs.load_state_dict(ours.state_dict())
     theirs.flatten_parameters()
 
@@ -136,7 +138,7 @@ def _both_passes(shape: Shape, dtype: torch.dtype) -> Iterator[Case]:
     wide, load = copy.deepcopy(theirs).float(), functools.cache(_load_torchrl)
     torchrl = {"TorchRL": _torchrl(load, wide, dtype)}
     if shape.bidirectional:
-        torchrl["TorchRL, two streams"] = _torchrl(load, wide, dtype, torch.cuda.Stream())
+        torchrl["TorchRL, two streams"] = _torchrl(load, wide, dtype, functools.cache(torch.cuda.Stream))
     forward_peers |= {name: _without_gradients(run) for name, run in torchrl.items()}
     both_peers |= {name: _with_gradients(run, wide) for name, run in torchrl.items()}
 
@@ -247,9 +249,9 @@ def _torchrl(
     load: Callable[[], Callable[..., tuple[Tensor, Tensor]]],
     module: nn.GRU,
     dtype: torch.dtype,
-    side: torch.cuda.Stream | None = None,
+    second: Callable[[], torch.cuda.Stream] | None = None,
 ) -> Callable[[Tensor, Tensor], tuple[Tensor]]:
-    """TorchRL's GRU, one call per direction, the second on the stream ``side`` if there is one.
+    """TorchRL's GRU, one call per direction, that of the other one on a ``second`` stream if there is one.
 
     Its state starts anew wherever a sequence begins, so rows of sequences end to end are prepared for it, like sorted
     ones for nn.GRU. It takes and gives float32 alone, multiplies the input in TF32, and the states in ``dtype``, or in
@@ -271,6 +273,7 @@ def _torchrl(
 
         rows, initial, starts = prepared(lengths, lay_out)
         run.rows = rows  # type: ignore[attr-defined]
+        side = second() if second else None
         if side:
             side.wait_stream(torch.cuda.current_stream())
         of_directions = []
