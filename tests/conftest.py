@@ -127,6 +127,13 @@ LONGEST = (
 collect_less()
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    """Compile the project: commands of tests write no bytecode, and each would compile what pytest does not import."""
+    if not hasattr(config, "workerinput"):
+        for room in ("benchmarks", "cuda_ext", "flows", "models", "reread", "tasks"):
+            compileall.compile_dir(ROOT / room, quiet=1)
+
+
 def pytest_collection_finish() -> None:
     """Exempt what the test files have imported from garbage collection."""
     gc.collect()
