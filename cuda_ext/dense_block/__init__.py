@@ -132,8 +132,9 @@ def _run(x: Tensor, *given: Any) -> list[Tensor]:
     def columns(first: int, last: int) -> tuple[Tensor, Tensor, Tensor, bool]:
         return buffer[:, first:last], means[first:last], variances[first:last], training
 
-    _append(fused.rows_of(x), *columns(0, inputs))
+    # First, because the first layer's kernel loads its weights before it waits for the kernel before it.
     weights = _pack(x, halves.kernels)
+    _append(fused.rows_of(x), *columns(0, inputs))
     inner_statistics: list[Tensor] = []
     kept = [weights] if keeps else []
     layers = zip(_layers(x, halves, activation, epsilon), _unpacked(weights, halves.kernels), strict=True)
