@@ -308,8 +308,8 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> dense_product_backward(
   same(x, w, "w", false);
   same(x, gradient, "gradient");
   same(x, from, "added");
-  STD_TORCH_CHECK(gradient.size(1) == x.size(1) && from.size(1) == x.size(1) && dy.size(0) == x.size(0) && dy.size(1) == w.size(0) &&
-                      w.size(1) >= x.size(1),
+  STD_TORCH_CHECK(gradient.size(1) == x.size(1) && from.size(1) == x.size(1) && dy.size(0) == x.size(0) &&
+                      dy.size(1) == w.size(0) && w.size(1) >= x.size(1),
                   "dense_product_backward: ", dy.size(0), " x ", dy.size(1), ", ", w.size(0), " x ", w.size(1),
                   " and ", x.size(0), " x ", x.size(1), " do not fit each other");
   const torch::stable::accelerator::DeviceGuard guard(x.get_device_index());

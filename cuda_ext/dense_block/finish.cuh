@@ -85,7 +85,8 @@ struct Gradients {
   bool adds;
 };
 
-// A block sums beta's gradient, some those of channels, and the others four weights a thread.
+// A block sums beta's gradient, some those of channels, as finish_gradients does (norm.cuh), and the others four weights a
+// thread. That file is part of the keys of networks without dense blocks, and so stays as it is.
 constexpr int weights_of_thread = 4;
 
 static __global__ void __launch_bounds__(finish_channels * sum_parts)
@@ -147,7 +148,8 @@ struct Given {
 
 constexpr int finish_steps = 4;
 
-// The whole of given rows, to rows of `columns` of which those past the outputs become zero. A thread takes V columns.
+// As finish_gradient of batch_norm_activation, which is not launched early: the whole of given rows, to rows of `columns` of
+// which those past the outputs become zero. A thread takes V columns.
 template <typename T, int V>
 static __global__ void __launch_bounds__(threads) finish_rows(Given<T> given, int rows, T* to, int columns) {
   const int lanes = columns / V, at_once = threads / lanes;

@@ -1,5 +1,8 @@
 // What the products of a dense block share: the norm in front of them, the statistics of what they give, and sums over
 // blocks. A warp holds its products as mma.cuh draws c, NT of them side by side.
+//
+// The kernels are launched early. Before one waits for the kernel before it, it reads only what was written earlier still,
+// such as weights: that kernel has itself waited for those before it.
 #pragma once
 
 #include "../common/halves.cuh"
