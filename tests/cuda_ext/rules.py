@@ -3,9 +3,12 @@
 ``function`` takes ``inputs``, tensors on the GPU, and returns a tensor or a tuple of tensors.
 """
 
+import subprocess
+import sys
+
 import torch
 
-from cuda_ext import bench
+from cuda_ext import bench, build
 from cuda_ext.bench import as_tuple
 
 
@@ -65,3 +68,13 @@ def torch_compile_takes_it_whole(function, inputs, tolerance):
 
     results = torch.compile(surrounded, fullgraph=True)(*inputs)
     assert relative_error(results, surrounded(*inputs)) <= tolerance
+
+
+def it_stops_the_program(program, words, line):
+    """In a process of its own, because a trap ends all work on the GPU: the program prints ``line`` and fails."""
+    done = subprocess.run(
+        [sys.executable, "-c", program, *words], capture_output=True, text=True, timeout=300, check=False,
+        cwd=build.SOURCES.parent,
+    )  # fmt: skip
+    assert done.returncode != 0, done.stdout
+    assert done.stdout == f"{line}\n", done.stderr

@@ -1,20 +1,15 @@
 """Cross entropy's kernel on a GPU, in strict mode: the reference can not stand in for it."""
 
-import subprocess
-import sys
-
 import pytest
 import torch
 from torch.nn import functional
 
-from cuda_ext import build
 from cuda_ext.cross_entropy import MOST_SCORES, cross_entropy
 from cuda_ext.cross_entropy.cases import LARGEST_ERROR, SMOOTHING, drawn
 from tests.cuda_ext import rules
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no NVIDIA GPU")]
 
-# In a process of its own: a trap ends all work on the GPU.
 WRONG = """
 import sys
 import torch
@@ -106,9 +101,5 @@ def test_torch_compile_takes_it_whole():
 # A thread, eight and a warp for a row.
 @pytest.mark.parametrize(("classes", "target"), [(5, 5), (10, 12), (100, -100)])
 def test_a_target_that_is_no_class_stops_the_program_with_one_line(classes, target):
-    done = subprocess.run(
-        [sys.executable, "-c", WRONG, str(classes), str(target)], capture_output=True, text=True, timeout=300,
-        check=False, cwd=build.SOURCES.parent,
-    )  # fmt: skip
-    assert done.returncode != 0, done.stdout
-    assert done.stdout == f"cross_entropy: target {target} of row 3 is not one of {classes} classes\n", done.stderr
+    line = f"cross_entropy: target {target} of row 3 is not one of {classes} classes"
+    rules.it_stops_the_program(WRONG, (str(classes), str(target)), line)

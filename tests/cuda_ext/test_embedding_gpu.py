@@ -1,13 +1,9 @@
 """The embedding's kernels on a GPU, in strict mode: the reference can not stand in for them."""
 
-import subprocess
-import sys
-
 import pytest
 import torch
 from torch.nn import functional
 
-from cuda_ext import build
 from cuda_ext.embedding import HALF, INDICES, embedding
 from cuda_ext.embedding.cases import words
 from models.layers.embedding import WordEmbedding
@@ -35,7 +31,6 @@ SIZES = [
     (70_000, 8, 3000),
 ]
 
-# In a process of its own: a trap ends all work on the GPU.
 WRONG = """
 import sys
 import torch
@@ -148,9 +143,5 @@ def test_word_vectors_of_a_network_take_it():
 @pytest.mark.parametrize("token", [9, -1])
 @pytest.mark.parametrize("name", ["embedding", "embedding_gradient"])
 def test_a_token_outside_of_the_table_stops_the_program_with_one_line(name, token, dtype):
-    done = subprocess.run(
-        [sys.executable, "-c", WRONG, name, dtype, str(token)], capture_output=True, text=True, timeout=300,
-        check=False, cwd=build.SOURCES.parent,
-    )  # fmt: skip
-    assert done.returncode != 0, done.stdout
-    assert done.stdout == f"{name}: token {token} at place 2 is not one of 9 rows\n", done.stderr
+    line = f"{name}: token {token} at place 2 is not one of 9 rows"
+    rules.it_stops_the_program(WRONG, (name, dtype, str(token)), line)
