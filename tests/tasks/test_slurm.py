@@ -3,7 +3,6 @@
 import json
 import os
 import shutil
-import signal
 import subprocess
 import threading
 import time
@@ -19,6 +18,7 @@ import tasks.slurm
 import tasks.slurm_training
 from reread.planning.resolve import make_plan
 from reread.storage.errors import InputError
+from reread.storage.run_folder import RESULT
 from reread.storage.source import ROOT
 from reread.tracking.runs import open_tracking
 from reread.training.launcher import TrainingFailed, run_training, training_command
@@ -57,11 +57,16 @@ def jobs_of(overrides, **environment):
     return plan.jobs(prepared)
 
 
-def wait_for_epoch(job, epoch):
+def suspend_after_two_epochs(job):
+    """Suspend the process that trains a job, and return it. Slurm resumes it to end it."""
     history, deadline = job.run_directory / "history.csv", time.monotonic() + 60
-    while not history.is_file() or len(history.read_text().splitlines()) <= epoch:
+    while not history.is_file() or len(history.read_text().splitlines()) <= 2:
         assert time.monotonic() < deadline, [path.read_text() for path in FOLDER.glob("*.out")]
-        time.sleep(0.05)
+        time.sleep(0.02)
+    process = trainer(job)
+    process.suspend()
+    assert not (job.run_directory / RESULT).exists()
+    return process
 
 
 def trainer(job):
@@ -91,11 +96,12 @@ def test_jobs_that_are_requeued_or_killed_end_with_the_bytes_of_local_runs(clust
     for job in jobs:
         write_job(job)
     first, _ = submit([str(job.file) for job in jobs], training_command(jobs[0]), parameters(jobs, {}), FOLDER)
-    for job in jobs:
-        wait_for_epoch(job, 2)
+    # One may start seconds after the other, which would train on to its end.
+    with ThreadPoolExecutor(2) as pool:
+        _, second = pool.map(suspend_after_two_epochs, jobs)
     # What preemption does.
     subprocess.run(["scontrol", "requeue", first.name], check=True)
-    os.kill(trainer(jobs[1]).pid, signal.SIGKILL)
+    second.kill()
 
     # Whoever submitted them is gone: the next call waits for what is queued.
     ended = threading.Event()
