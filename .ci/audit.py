@@ -20,12 +20,12 @@ def main(program: str, *locks: str) -> int:
     if not audited:
         print("note: no index of known vulnerabilities answers: the packages were not audited")
         return 0
-    found = [(package, one) for package in audited for one in package["vulns"]]
-    for package, one in found:
-        mend = " or ".join(one["fix_versions"]) or "no version yet"
-        print(f"{package['name']} {package['version']}: {one['id']}, mended in {mend}")
-    print(f"{len(audited)} of {len(packages)} packages audited, {len(found)} known vulnerabilities")
-    return 1 if found else 0
+    known = [(package, vulnerability) for package in audited for vulnerability in package["vulns"]]
+    for package, vulnerability in known:
+        mend = " or ".join(vulnerability["fix_versions"]) or "no version yet"
+        print(f"{package['name']} {package['version']}: {vulnerability['id']}, mended in {mend}")
+    print(f"{len(audited)} of {len(packages)} packages audited, {len(known)} known vulnerabilities")
+    return 1 if known else 0
 
 
 if __name__ == "__main__":

@@ -89,7 +89,7 @@ def all_cases(kernels: Sequence[str]) -> Iterator[Case]:
 def environment() -> dict[str, Any]:
     """The machine and the versions that the figures hold for."""
     settings = gpu_values(GPU_SETTINGS)
-    found = build.built()
+    library = build.built()
     return {
         "gpu": torch.cuda.get_device_name(),
         "driver": settings.pop("driver_version"),
@@ -98,8 +98,8 @@ def environment() -> dict[str, Any]:
         "torch": torch.__version__,
         "cuda": torch.version.cuda,
         "python": platform.python_version(),
-        "kernels": found["sources"] if found else None,
-        "nvcc": found["nvcc"] if found else None,
+        "kernels": library["sources"] if library else None,
+        "nvcc": library["nvcc"] if library else None,
     }
 
 
@@ -109,10 +109,10 @@ def gpu_values(names: Sequence[str]) -> dict[str, str | None]:
     try:
         # nvidia-smi counts all GPUs of the machine, PyTorch those it may see.
         query.append(f"--id=GPU-{torch.cuda.get_device_properties(torch.cuda.current_device()).uuid}")
-        found = subprocess.run(query, capture_output=True, text=True, check=True).stdout.strip().split(", ")
+        answer = subprocess.run(query, capture_output=True, text=True, check=True).stdout.strip().split(", ")
     except (OSError, subprocess.CalledProcessError):
         return dict.fromkeys(names)
-    return dict(zip(names, found, strict=True))
+    return dict(zip(names, answer, strict=True))
 
 
 def copy_bandwidth() -> float:
@@ -162,10 +162,10 @@ def sets_of(case: Case) -> tuple[list[tuple[Tensor, ...]], int]:
     return [case.inputs() for _ in range(min(calls, rotated))], calls
 
 
-def relative_error(found: Tensor | tuple[Tensor, ...], exact: Tensor | tuple[Tensor, ...]) -> float:
+def relative_error(result: Tensor | tuple[Tensor, ...], exact: Tensor | tuple[Tensor, ...]) -> float:
     """The norm of the difference over the norm, in float64; of several results the largest. NaN is infinitely wrong."""
     errors = []
-    for a, b in zip(as_tuple(found), as_tuple(exact), strict=True):
+    for a, b in zip(as_tuple(result), as_tuple(exact), strict=True):
         a, b = a.detach().double(), b.detach().double()
         error = (a - b).norm() / b.norm().clamp(min=torch.finfo(torch.float64).tiny)
         errors.append(float(error.nan_to_num(nan=float("inf"))))
@@ -238,15 +238,15 @@ def samples_in_turn(runs: dict[str, Run], samples: int) -> dict[str, list[float]
 
     Returns by name the samples in their order, in milliseconds a call.
     """
-    for one in runs.values():
+    for timed in runs.values():
         for _ in range(5):
-            one.run()
+            timed.run()
     events: dict[str, list[Any]] = {name: [] for name in runs}
     for _ in range(samples):
-        for name, one in runs.items():
+        for name, timed in runs.items():
             start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
             start.record()
-            one.run()
+            timed.run()
             end.record()
             events[name].append((start, end))
     torch.cuda.synchronize()

@@ -179,10 +179,10 @@ def find_nvcc() -> str:
 
 def check_nvcc(nvcc: str) -> tuple[int, int]:
     """Return nvcc's release; KernelError if it is too old or of another major version than PyTorch's CUDA."""
-    found = re.search(r"release (\d+)\.(\d+)", run([nvcc, "--version"]))
-    if not found:
+    version = re.search(r"release (\d+)\.(\d+)", run([nvcc, "--version"]))
+    if not version:
         raise KernelError(f"{nvcc} --version names no release: point CUDA_HOME at a CUDA toolkit and run `make ext`")
-    release = (int(found[1]), int(found[2]))
+    release = (int(version[1]), int(version[2]))
     text = ".".join(map(str, release))
     wanted = torch.version.cuda
     if wanted and int(wanted.split(".")[0]) != release[0]:

@@ -133,10 +133,10 @@ def measure(case: Case, peer: str, process: int, samples: int) -> list[Line]:
             "metric": f"{case.kernel.split()[0]}, {name_of(case)}, ms",
             "score": statistics.geometric_mean(timed[name]),
             "samples_ms": timed[name],
-            "graph": one.graph,
+            "graph": run.graph,
             "environment": bench.environment() if torch.cuda.is_initialized() else cpu,
         }
-        for name, one in runs.items()
+        for name, run in runs.items()
     ]
 
 
@@ -152,12 +152,12 @@ def samples_on_cpu(
     times: dict[str, list[float]] = {name: [] for name in runs}
     # The first sample of each warms up.
     for _ in range(1 + samples):
-        for name, one in runs.items():
+        for name, run in runs.items():
             if before is not None:
                 before()
             begin = time.perf_counter()
-            one.run()
-            times[name].append((time.perf_counter() - begin) * 1e3 / one.calls)
+            run.run()
+            times[name].append((time.perf_counter() - begin) * 1e3 / run.calls)
     return {name: taken[1:] for name, taken in times.items()}
 
 

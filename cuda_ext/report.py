@@ -57,7 +57,7 @@ def main() -> int:
     write(path, report)
     if arguments.part != "checks":
         kernels = arguments.kernels or bench.KERNELS
-        others = [one for one in report.get("results", []) if one["kernel"] not in kernels]
+        others = [result for result in report.get("results", []) if result["kernel"] not in kernels]
         for measured in bench.measuring(kernels):
             report |= measured | {"results": others + measured["results"]}
             # A run that is cut keeps what it has measured.
@@ -65,7 +65,7 @@ def main() -> int:
     if {"checks", "results"} <= report.keys():
         path.with_suffix(".md").write_text(markdown(report), encoding="utf-8")
         print(markdown(report))
-    return 0 if all(found["passed"] for found in report.get("checks", {}).values()) else 1
+    return 0 if all(check["passed"] for check in report.get("checks", {}).values()) else 1
 
 
 def check() -> dict[str, Any]:
@@ -78,10 +78,10 @@ def check() -> dict[str, Any]:
         # pytest-benchmark, where it is installed, warns of the company, and a warning is an error.
         tests += ["-n", "4", "-p", "no:benchmark"]
     with ThreadPoolExecutor() as pool:
-        found = {"gpu tests": pool.submit(run, tests)}
+        running = {"gpu tests": pool.submit(run, tests)}
         exercise = [sys.executable, "-m", "cuda_ext.exercise", "--tool"]
-        found |= {tool: pool.submit(run, [*exercise, tool]) for tool in TOOLS}
-        return {name: one.result() for name, one in found.items()}
+        running |= {tool: pool.submit(run, [*exercise, tool]) for tool in TOOLS}
+        return {name: process.result() for name, process in running.items()}
 
 
 def run(arguments: list[str]) -> dict[str, Any]:

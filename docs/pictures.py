@@ -44,15 +44,15 @@ COLOURS = {
 
 def charts() -> dict[Path, tuple[Callable[[Any, Path], None], Any]]:
     """Return each chart's place, what draws it there, and what it shows."""
-    found: dict[Path, tuple[Callable[[Any, Path], None], Any]] = {
+    drawings: dict[Path, tuple[Callable[[Any, Path], None], Any]] = {
         ROOT / "docs/kernels.png": (draw_claims, timing_claims())
     }
     for page in sorted((ROOT / "docs/kernels").glob("*.md")):
         try:
-            found[page.with_suffix(".png")] = draw_cases, reported(page.stem)
+            drawings[page.with_suffix(".png")] = draw_cases, reported(page.stem)
         except KeyError:  # not measured
             continue
-    return found
+    return drawings
 
 
 def draw_claims(claims: Sequence[dict[str, Any]], path: Path) -> None:

@@ -60,11 +60,11 @@ def add(
     if size is not None and not low <= size <= high:
         raise InputError(f"size is {size}: give {low} to {high} pixels")
     columns = {"content": _several(text), "labels": _several(label), "group": group, "identity": id, "task": task}
-    _, _, found = data_add.add(
+    _, _, preview = data_add.add(
         Path(path), name, columns, None if split is None else str(split), Dialect(delimiter, encoding, quote, header),
         size, colours, source, licence, dry_run=dry_run, say=say,
     )  # fmt: skip
-    return found
+    return preview
 
 
 def list() -> Sequence[Mapping[str, Any]]:

@@ -68,13 +68,13 @@ class Command:
 
 def children() -> list[int]:
     """Return the process ids of this process's children (Linux; elsewhere none is known)."""
-    found = []
+    members = []
     for stat in Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(OSError):
             # PID (NAME) STATE PARENT ...: a name may contain anything.
             if int(stat.read_text(errors="replace").rpartition(")")[2].split()[1]) == os.getpid():
-                found.append(int(stat.parent.name))
-    return found
+                members.append(int(stat.parent.name))
+    return members
 
 
 @contextlib.contextmanager

@@ -45,7 +45,7 @@ class Check:
 
     name: str
     state: str
-    found: str
+    detail: str
     fix: str = ""
 
 
@@ -59,7 +59,7 @@ def command(
         return 1 if missing else 0
     console, width = Console(highlight=False, soft_wrap=True), max(len(check.name) for check in checks)
     for check in checks:
-        console.print(Text(f"{check.state:<8}", COLOURS[check.state]), Text(f" {check.name:<{width}}  {check.found}"))
+        console.print(Text(f"{check.state:<8}", COLOURS[check.state]), Text(f" {check.name:<{width}}  {check.detail}"))
         if check.fix:
             console.print(f"{'':<10}{'':<{width}}  -> {check.fix}", markup=False)
     console.print("\nall that is required is there" if not missing else f"\n{missing} missing: run the commands above")

@@ -472,17 +472,17 @@ def _end_of_statement(code: str, begin: int) -> int | None:
     None where it is more than that call, or where an argument is more than an expression of names, numbers and strings.
     """
     expected = [")"]
-    for found in CUDA_ARGUMENT.finditer(code, begin):
-        text = found[0]
+    for token in CUDA_ARGUMENT.finditer(code, begin):
+        text = token[0]
         if text in CUDA_BRACKETS:
             expected.append(CUDA_BRACKETS[text])
         elif text in CUDA_BRACKETS.values():
             if text != expected.pop():
                 return None
             if not expected:
-                semicolon = code.find(";", found.end())
-                return semicolon + 1 if semicolon >= 0 and not code[found.end() : semicolon].strip() else None
-        elif len(text) < 2 or text[0] != '"' or code[found.start() - 1].isalnum():
+                semicolon = code.find(";", token.end())
+                return semicolon + 1 if semicolon >= 0 and not code[token.end() : semicolon].strip() else None
+        elif len(text) < 2 or text[0] != '"' or code[token.start() - 1].isalnum():
             return None
     return None
 

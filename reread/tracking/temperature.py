@@ -45,8 +45,8 @@ def fitted_temperature(probabilities: Any, labels: Int64Array) -> float:
         chosen = tempered(probabilities, np.exp(log_temperature))[np.arange(len(labels)), labels]
         return float(-np.log(np.maximum(chosen, np.finfo(np.float64).tiny)).mean())
 
-    found = minimize_scalar(loss, bounds=(np.log(LEAST), np.log(MOST)), method="bounded", options={"xatol": 1e-4})
-    return float(np.exp(found.x))
+    minimum = minimize_scalar(loss, bounds=(np.log(LEAST), np.log(MOST)), method="bounded", options={"xatol": 1e-4})
+    return float(np.exp(minimum.x))
 
 
 def calibration_of(folder: Path, prepared: Prepared) -> Calibration | None:

@@ -174,8 +174,8 @@ def serve(descriptor: int) -> int:
             os.close(log)
             with open(events, "w", encoding="utf-8") as stream:
                 code = attempt(Path(os.fsdecode(message)), stream, bool(lock), ONE)
-            for one in lock:
-                os.close(one)
+            for file in lock:
+                os.close(file)
             line.send(bytes([code]))
             if code:
                 return code

@@ -203,8 +203,8 @@ def test_a_gradient_passes_what_is_no_number_as_in_pytorch(activation):
     z = torch.tensor([float("nan"), -float("inf"), -0.0, 0.0, 1.0], requires_grad=True)
     number = fused.ACTIVATIONS.index(activation)
     (expected,) = torch.autograd.grad(fused.activated(z, None, number), z, torch.ones_like(z))
-    found, _ = fused.activated_backward(torch.ones_like(z), z.detach(), None, number)
-    torch.testing.assert_close(found, expected, equal_nan=True)
+    gradient, _ = fused.activated_backward(torch.ones_like(z), z.detach(), None, number)
+    torch.testing.assert_close(gradient, expected, equal_nan=True)
 
 
 @pytest.mark.parametrize("shape", [(4, 1, 5, 5), (1, 1, 1, 3), (4, 3, 5, 5)])

@@ -48,8 +48,8 @@ for folder in map(pathlib.Path, sys.argv[1:]):
     builds.append(module)
     names = [*module.__all__[1:], "gru.module"]
     tried = {name: doctest.testmod(sys.modules[f"{folder.name}.{name}"]) for name in names}
-    assert not any(found.failed for found in tried.values()), tried
-    assert [name for name, found in tried.items() if not found.attempted] == ["library"], tried
+    assert not any(kernel.failed for kernel in tried.values()), tried
+    assert [name for name, kernel in tried.items() if not kernel.attempted] == ["library"], tried
     assert module.library.kernels(torch.device("cpu")).startswith("reference (the tensors are on the cpu")
     assert module.library.build.built()["file"] == str(folder / f"{folder.name}.abi3.so")
     assert {f"checked_{name}" for name in module.__all__[1:-1]} < set(dir(getattr(torch.ops, folder.name)))
@@ -112,7 +112,7 @@ def test_the_flag_renames_every_namespace_of_the_sources(project, configuration)
     (flag,) = kernel["cuda-flags"]
     name, namespace = flag.removeprefix("-D").split("=")
     texts = {source: (project / source).read_text(encoding="utf-8") for source in kernel["src"]}
-    registered = [found for text in texts.values() for found in re.findall(r"STABLE_TORCH_LIBRARY\w*\((\w+)", text)]
+    registered = [word for text in texts.values() for word in re.findall(r"STABLE_TORCH_LIBRARY\w*\((\w+)", text)]
     assert registered and set(registered) == {name}
     assert f"REGISTER_EXTENSION({namespace})" in (project / "torch-ext/torch_binding.cpp").read_text(encoding="utf-8")
 
@@ -147,9 +147,9 @@ def test_what_the_builder_wrote_is_read_like_a_library_s_own_record(tmp_path):
     # Sorted as text, as the builder has it.
     metadata = METADATA | {"id": "_a_cuda_b", "backend": {"type": "cuda", "archs": ["10.0+PTX", "12.0", "8.0", "9.0a"]}}
     (tmp_path / "metadata.json").write_text(json.dumps(metadata), encoding="utf-8")
-    found = build.built_for_the_hub(tmp_path)
-    assert found["architectures"] == build.capabilities() and tuple(found["ptx"]) == build.PTX
-    assert found["file"] == str(tmp_path / "_a_cuda_b.abi3.so")
+    library = build.built_for_the_hub(tmp_path)
+    assert library["architectures"] == build.capabilities() and tuple(library["ptx"]) == build.PTX
+    assert library["file"] == str(tmp_path / "_a_cuda_b.abi3.so")
 
 
 def test_a_folder_with_files_is_refused(tmp_path):

@@ -64,8 +64,8 @@ def test_the_gradient_passes_what_is_no_number_as_in_pytorch(activation):
     images[0, :, 1, 1], images[1, :, 4, 4] = float("nan"), -float("inf")
     bias.requires_grad_()
     expected = FUNCTIONS[activation](functional.conv2d(images, filters, bias))
-    (found,) = torch.autograd.grad(patch_convolution(images, filters, bias, activation).sum(), bias)
-    torch.testing.assert_close(found, torch.autograd.grad(expected.sum(), bias)[0])
+    (gradient,) = torch.autograd.grad(patch_convolution(images, filters, bias, activation).sum(), bias)
+    torch.testing.assert_close(gradient, torch.autograd.grad(expected.sum(), bias)[0])
 
 
 @quiet

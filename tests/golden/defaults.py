@@ -16,15 +16,15 @@ FILE = Path(__file__).with_name("defaults.json")
 
 def settings_classes() -> dict[str, type]:
     """Every dataclass of settings whose values enter a key, by its module's name and its own."""
-    found = {}
+    classes = {}
     for path in sorted(file for room in ROOT.glob("*/__init__.py") for file in room.parent.rglob("*.py")):
-        name = path.relative_to(ROOT).with_suffix("").as_posix().replace("/", ".").removesuffix(".__init__")
-        classes = {one for one in defined_names(path) if one.endswith("Settings")}
-        room = name.removeprefix("reread.").split(".")[0]
-        if room in ("models", "training", "batches", "kinds", "preprocessing") and classes:
-            module = importlib.import_module(name)
-            found |= {f"{name}.{one}": getattr(module, one) for one in classes if is_dataclass(getattr(module, one))}
-    return found
+        module = path.relative_to(ROOT).with_suffix("").as_posix().replace("/", ".").removesuffix(".__init__")
+        names = {name for name in defined_names(path) if name.endswith("Settings")}
+        room = module.removeprefix("reread.").split(".")[0]
+        if room in ("models", "training", "batches", "kinds", "preprocessing") and names:
+            members = {f"{module}.{name}": getattr(importlib.import_module(module), name) for name in names}
+            classes |= {address: member for address, member in members.items() if is_dataclass(member)}
+    return classes
 
 
 if __name__ == "__main__":

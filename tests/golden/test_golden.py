@@ -24,14 +24,14 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.filterwarnings("ignore::cuda_ext.library.ReferenceWarning")
 @pytest.mark.parametrize("name", CASES)
 def test_a_golden_run_is_as_recorded(name, directory):
-    found = record.run(name, directory)
-    assert len(found["losses"]) == EPOCHS * TRAINING_ROWS // BATCH_SIZE
+    recorded = record.run(name, directory)
+    assert len(recorded["losses"]) == EPOCHS * TRAINING_ROWS // BATCH_SIZE
     path = record.recording()
     if path.is_file():
-        assert found == read_json(path)[name]
+        assert recorded == read_json(path)[name]
         return
     (expected, *_) = (read_json(path)[name] for path in sorted(record.FOLDER.glob("*.json")))
-    assert numbers(found) == pytest.approx(numbers(expected), rel=TOLERANCE)
+    assert numbers(recorded) == pytest.approx(numbers(expected), rel=TOLERANCE)
 
 
 def numbers(recorded: dict) -> list[float]:

@@ -84,7 +84,7 @@ def test_an_environment_of_another_folder_is_made_again(folder):
     # The command of the old environment, where that is still there.
     assert doctor.source().state == OK
     Path("reread/commands").mkdir(parents=True)
-    assert doctor.source().state == MISSING and str(ROOT) in doctor.source().found
+    assert doctor.source().state == MISSING and str(ROOT) in doctor.source().detail
 
 
 def test_each_problem_is_printed_with_its_fix(reread):
@@ -104,7 +104,7 @@ def test_packages_are_compared_with_the_lock_file(folder):
     lock = Path("requirements.lock")
     lock.write_text("# made by uv\nalpha-one==1.0 \\\n    --hash=sha256:00\nbeta==2.0 ; x == 'y' \\\n")
     check = doctor.packages([str(site)])
-    assert check.state == MISSING and "beta 2.1" in check.found and "alpha" not in check.found
+    assert check.state == MISSING and "beta 2.1" in check.detail and "alpha" not in check.detail
     lock.write_text("alpha-one==1.0\nbeta==2.1\n")
     assert doctor.packages([str(site)]).state == OK
 
@@ -132,9 +132,9 @@ def test_a_gpu_that_torch_does_not_reach_is_reported(folder, monkeypatch):
 
 
 def test_chromium_and_its_driver_must_fit_each_other(folder):
-    assert "chromium missing" in doctor.browser().found
+    assert "chromium missing" in doctor.browser().detail
     install("chromium", "Chromium 156.0.1 built on Debian")
-    assert "chromedriver missing" in doctor.browser().found
+    assert "chromedriver missing" in doctor.browser().detail
     install("chromedriver", "ChromeDriver 155.0.2 (abc)")
     assert doctor.browser().state == OPTIONAL and "apt-get" in doctor.browser().fix
     install("chromedriver", "ChromeDriver 156.0.2 (abc)")
@@ -164,9 +164,9 @@ def test_data_is_compared_with_the_manifest_by_size_or_by_every_byte(folder):
     for content, thorough in ((b"0124", True), (b"012", False)):
         file.write_bytes(content)
         (check,) = doctor.data(thorough)
-        assert check.state == MISSING and "images.npy" in check.found and "reread data digits" in check.fix
+        assert check.state == MISSING and "images.npy" in check.detail and "reread data digits" in check.fix
     Path("data.manifest.json").write_text("{")
-    assert "data.manifest.json" in next(doctor.data(False)).found
+    assert "data.manifest.json" in next(doctor.data(False)).detail
 
 
 def test_a_port_is_free_ours_or_another_programs(folder):
