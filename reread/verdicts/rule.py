@@ -486,16 +486,15 @@ def outliers(
         low = far & (values < np.median(values))
         failing[name] = [seed for seed, is_low in zip(side.seeds, low, strict=True) if is_low]
         n = len(values)
-        if low.any():
-            lines.append(f"{low.sum()} of {n} seeds of {title} failed: far {worse} its median")
-        if (far & ~low).any():
-            lines.append(f"{(far & ~low).sum()} of {n} seeds of {title} are far {better} its median")
+        for count, where in ((low.sum(), worse), ((far & ~low).sum(), better)):
+            if count:
+                lines.append(f"{count} of {n} seeds of {title} {'is' if count == 1 else 'are'} far {where} its median")
         if not far.any() and is_skewed(values):
             lines.append(f"the seeds of {title} are skewed")
     if lines:
-        robust = (
-            f"ratio is {math.exp(evidence.robust):.4f}" if comparison.ratio else f"difference is {evidence.robust:+.4f}"
-        )
+        digits = digits_of(margin)
+        ratio = f"ratio is {math.exp(evidence.robust):.{digits}f}"
+        robust = ratio if comparison.ratio else f"difference is {evidence.robust:+.{digits}f}"
         estimate = f"The robust estimate of the {robust} (Hodges-Lehmann)."
         return failing, [f"{'; '.join(lines)}. {estimate}"]
     return failing, []
@@ -577,7 +576,8 @@ def sentence(
     elif word == DIFFERENT:
         text = f"{better} by {size}; whether by the margin of {least} is not shown."
     else:
-        text = f"{better} by {size}" if round(mean, 4) else f"{treatment} is level with {control} ({size})"
+        shown = round(mean, digits_of(margin))
+        text = f"{better} by {size}" if shown else f"{treatment} is level with {control} ({size})"
         text = " ".join([f"{text}, which is inconclusive.", *reasons])
     notes = [f"Caution: {line}" for line in cautions]
     if measured.kind == ONE_FIGURE and word != INCONCLUSIVE:

@@ -220,15 +220,22 @@ def test_failing_seeds_are_named_with_the_robust_estimate():
     fallen = [*NEW[:7], 0.5]
     verdict = judged(networks(fallen, OLD))
     assert verdict.failing == {"treatment": [17], "control": []}
-    assert "Caution: 1 of 8 seeds of new failed: far below its median." in verdict.sentence
+    assert "Caution: 1 of 8 seeds of new is far below its median." in verdict.sentence
     assert verdict.mean < 0 < verdict.robust_mean == pytest.approx(0.025, abs=0.001)
     assert "+0.0" in verdict.outliers[0] and "Hodges-Lehmann" in verdict.outliers[0]
     above = judged(networks([*NEW[:7], 0.99], OLD))
-    assert above.failing["treatment"] == [] and "far above its median" in above.outliers[0]
+    assert above.failing["treatment"] == [] and "1 of 8 seeds of new is far above its median" in above.outliers[0]
+    both = judged(networks([*NEW[:6], 0.5, 0.5], OLD))
+    assert both.failing["treatment"] == [16, 17] and "2 of 8 seeds of new are far below its" in both.outliers[0]
     # Of a loss the seeds with the highest values failed.
     loss = dataclasses.replace(COMPARISON, metric="loss", higher_is_better=False)
     assert judge([loss], [networks([*NEW[:7], 0.99], OLD)], 0.01)[0].failing["treatment"] == [17]
     assert judged().outliers == []
+    # Of small scores it has the digits that the margin asks for, as the difference has.
+    small = judge([COMPARISON], [networks(*(np.array(scores) / 1e4 for scores in (fallen, OLD)))], 1e-6)[0]
+    assert "difference is +0.0000024 " in small.outliers[0]
+    level = judge([COMPARISON], [networks([8e-6, 7e-6, 9e-6, 7e-6], [5e-6, 4e-6, 9e-6, 7e-6])], 1e-6)[0]
+    assert level.verdict == INCONCLUSIVE and level.sentence.startswith("new is better than old by 0.0000015")
 
 
 def test_skewed_seeds_are_named():
