@@ -61,6 +61,12 @@ def item_spread_of(
         for counts in item_counts(resamples, items, np.random.default_rng(0), numbers)
     ]
     by_seed, n = np.concatenate(blocks), len(treatment)  # [R, seeds of both sides]
+    undefined = int((~np.isfinite(by_seed)).any(axis=1).sum())
+    if undefined:
+        raise InputError(
+            f"{undefined} of {resamples} resamples of the {items} items have no finite score, so that the error of the "
+            "items is not known: use a metric that every choice of items has"
+        )
     deviation = item_deviation(by_seed[:, :n], by_seed[:, n:] if control else None)
     return Items(deviation, units, items, resamples)
 

@@ -18,9 +18,12 @@ from reread.verdicts.reads import NO_READS, EarlierReads
 from reread.verdicts.resampling import Resampled, item_spread_of, mean_of
 from reread.verdicts.rule import NETWORKS, ONE_FIGURE, PAIRS, Comparison, Measured, Side, Verdict, judge, perfect
 from reread.verdicts.seeds import least_seeds
+from reread.verdicts.statistics import DIGITS
 
 # The squares of larger scores and margins are no finite numbers.
 LARGEST = 1e100
+# Scores are judged as they are published, with ten decimals: a smaller margin would be one of their rounding.
+LEAST_MARGIN = 1e-7
 # The score of sums of statistics, float64 [..., S], and the number of items, [...].
 Reduction = Callable[[np.ndarray, Any], np.ndarray]
 OVER_SEEDS, OVER_ITEMS = "over seeds", "over seeds and items"
@@ -159,12 +162,20 @@ def value_of(items: np.ndarray, reduction: Reduction | None, metric: str, arm: s
 def seed_names(seeds: Sequence[Any]) -> list[Any]:
     """Return the seeds as whole numbers where all of them are, else as text."""
     try:
-        numbers = [float(seed) for seed in seeds]
-        if all(seed == int(seed) for seed in numbers):
-            return [int(seed) for seed in numbers]
+        return [whole_number(seed) for seed in seeds]
     except (TypeError, ValueError, OverflowError):
-        pass
-    return [str(seed) for seed in seeds]
+        return [str(seed) for seed in seeds]
+
+
+def whole_number(seed: Any) -> int:
+    """Return a seed such as 3, "3" or 3.0, with all its digits; ValueError for another."""
+    try:
+        number = int(seed)
+    except ValueError:
+        number = int(float(seed))
+    if float(number) != float(seed):
+        raise ValueError(f"{seed} is no whole number")
+    return number
 
 
 def in_order(arms: Mapping[str, Mapping[Any, Any]]) -> dict[str, dict[Any, Any]]:
@@ -185,6 +196,11 @@ def group_of_items(rows: Rows, order: Sequence[Any]) -> np.ndarray | None:
 def measure(claim: Claim, scores: Scores, cautions: Sequence[str] = (), earlier_reads: int = 0) -> Measured:
     """Return what a claim's arms measured; InputError where they cannot be compared."""
     names = [claim.treatment] if claim.reference is not None else [claim.treatment, claim.control]
+    if not claim.ratio and claim.margin < LEAST_MARGIN:
+        raise InputError(
+            f"the margin of {claim.metric} is {claim.margin:g}, and scores are judged with {DIGITS} decimals: give the "
+            "margin in percent, or give scores and margin in a smaller unit"
+        )
     for name in names:
         if name not in scores.arms:
             raise InputError(f"there is no arm '{name}' with {claim.metric}: {nearest(name, scores.arms)}")
@@ -239,7 +255,18 @@ def of_items(items: np.ndarray, claim: Claim, reduction: Reduction | None = None
         def score(counts: np.ndarray) -> np.ndarray:
             return reduction(counts @ items, counts.sum(axis=1))
 
-    return (lambda counts: np.log(score(counts))) if claim.ratio else score
+    return (lambda counts: np.log(positive(score(counts), claim.metric))) if claim.ratio else score
+
+
+def positive(values: np.ndarray, metric: str) -> np.ndarray:
+    """Return the scores of resampled items; InputError where one has no logarithm."""
+    least = float(values.min())
+    if least <= 0:
+        raise InputError(
+            f"some choices of the test items score {least:g} in {metric}: a margin in percent needs positive scores; "
+            "give the margin in the unit of the metric, or more items"
+        )
+    return values
 
 
 def judge_claims(

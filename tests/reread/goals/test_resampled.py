@@ -87,6 +87,13 @@ def test_scores_that_do_not_vary_over_items_leave_nothing():
     assert item_part.deviation == pytest.approx(0, abs=1e-9) and item_part.resamples == 100
 
 
+def test_a_metric_that_some_resamples_do_not_have_leaves_no_error_of_zero():
+    # Half of the resamples of two numbers are one of them twice, and R squared has no variance to explain.
+    targets = np.array([[1.0], [2.0]], np.float32)
+    with pytest.raises(InputError, match=r"\d+ of 2000 resamples of the 2 items have no finite score"):
+        item_spread(goal("regression").metric("r2"), [targets, targets + 0.5], [targets - 0.5], targets)
+
+
 def test_sides_that_answer_alike_leave_nothing():
     right = np.tile(np.arange(10) < 7, (3, 1))
     assert spread(answers(right), answers(right)).deviation == pytest.approx(0, abs=1e-9)

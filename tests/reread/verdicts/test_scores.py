@@ -102,6 +102,10 @@ def test_the_items_of_a_ratio_are_resampled_as_ratios():
     deviation = measure(dataclasses.replace(CLAIM, ratio=True), collect(item_rows(arms))).items.deviation
     mean, error = np.arange(1.0, 51.0).mean(), np.arange(1.0, 51.0).std() / math.sqrt(50)
     assert deviation == pytest.approx(error / mean, rel=0.1)
+    # Two errors of 50 items: every eighth choice of the items has none.
+    rare = item_rows({name: np.tile(np.arange(50) < 2, (4, 1)).astype(float) for name in ("new", "old")})
+    with pytest.raises(InputError, match="some choices of the test items score 0 in accuracy: a margin in percent"):
+        measure(dataclasses.replace(CLAIM, ratio=True), collect(rare))
 
 
 def test_a_figure_in_place_of_a_control():
@@ -123,6 +127,8 @@ def test_seeds_are_numbers_where_all_of_them_are():
         return list(collect(Rows("accuracy", ["a"] * len(seeds), seeds, [0.5] * len(seeds))).arms["a"])
 
     assert seeds_of("10", "9", "8") == [8, 9, 10] and seeds_of("1.0", 0) == [0, 1] and seeds_of("1", "b") == ["1", "b"]
+    assert seeds_of("17325512145678903", 17325512145678904) == [17325512145678903, 17325512145678904]
+    assert seeds_of("1.5", "2") == ["1.5", "2"] and seeds_of("2e1", np.int64(3)) == [3, 20]
 
 
 @pytest.mark.parametrize(
@@ -133,6 +139,7 @@ def test_seeds_are_numbers_where_all_of_them_are():
         ({}, rows(new=NEW[:1], old=OLD), r"arm 'new' has one seed \(0\).*needs 4 per arm"),
         ({"reference": 0.8}, rows(new=NEW[:1]), "needs 6 per arm"),
         ({"control": "new"}, None, "compares arm 'new' with itself"),
+        ({"margin": 5e-11}, None, "the margin of accuracy is 5e-11, and scores are judged with 10 decimals"),
         ({"paired": True}, rows(new=NEW, old=OLD[:7]), "seed 7 is only in arm 'new': pairs need"),
         ({"paired": True}, rows(new=NEW[:7], old=OLD), "seed 7 is only in arm 'old': pairs need"),
         ({}, Rows("accuracy", ["new"] * 3, [0] * 3, [1, 0, 1], ["a", "b", "a"]), "item 'a' of arm 'new', seed 0 has"),
