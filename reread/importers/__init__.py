@@ -22,15 +22,15 @@ from reread.storage.registry import Registry
 REGISTRY = Registry("reread.importers", "format", ("recognises", "read"))
 FALLBACK = "table"
 HEAD = 65_536
-ADDRESS = re.compile(r"[a-z][a-z0-9+.-]+://")
+ADDRESS = re.compile(r"[a-z][a-z0-9+.-]+://|file:")
 
 
 @dataclass(frozen=True)
 class Source:
     """A file, a folder or the address of a server that has scores.
 
-    text: its path or address. arm: the arm that was named before it, ``ARM=FILE``. number, count: its place among the
-    sources of its arm, from 0, and how many these are.
+    text: its path or address. arm: the arm that was named before it, ``ARM=FILE``. count: how many sources its arm has.
+    number: the whole number in which their paths differ, else its place among them, from 0.
     """
 
     text: str
@@ -62,8 +62,9 @@ class Table:
     roles: the column that is the arm, seed, score, item, group or metric where its name is another one. prefix: of the
     columns that are metrics ("metrics." of MLflow). numbered: whether a source without a column of seeds is one unit,
     whose seed is its number. finished: of a tracker's runs the column of their state and its value of a finished run;
-    rows without an arm are other runs then. lower_is_better: of the scores; None where the format does not say. about:
-    what must be equal in all sources, such as the task. cautions: what a reader of a verdict should know.
+    rows without an arm are other runs then. runs: the column that names a row where rows have no number, as in a
+    database. aliases: other names of metrics. lower_is_better: of the scores; None where the format does not say.
+    about: what must be equal in all sources, such as the task. cautions: what a reader of a verdict should know.
     """
 
     columns: Mapping[str, Sequence[Any]]
@@ -71,17 +72,23 @@ class Table:
     prefix: str = ""
     numbered: bool = False
     finished: tuple[str, str] | None = None
+    runs: str = ""
+    aliases: Mapping[str, str] = field(default_factory=dict)
     lower_is_better: bool | None = None
     about: Mapping[str, str] = field(default_factory=dict)
     cautions: Sequence[str] = ()
 
 
 def find_format(source: Source, name: str | None = None) -> ModuleType:
-    """Return the format ``name``, or the one that recognises the source; InputError where none does."""
+    """Return the format ``name``, or the one that recognises the source; InputError where none does, and for an address
+    where ``name`` is a format of files."""
     if not source.is_address and not source.path.exists():
         raise InputError(f"{source.text} does not exist: give a file of scores")
     if name:
-        return REGISTRY.module(name)
+        named = REGISTRY.module(name)
+        if source.is_address and not named.recognises(source):
+            raise InputError(f"{source.text} is no address that {name} reads: give a file, or leave out --from")
+        return named
     known = REGISTRY.available()
     for candidate in sorted(known, key=lambda known_name: known_name == FALLBACK):
         module = REGISTRY.module(candidate)

@@ -2,7 +2,7 @@
 
 A document is an item. The arm is named before the file, as ARM=FILE, because the samples do not name the model; the
 seed of a file is its number. A metric of a task with several filters is named as in the harness's results:
-``exact_match,strict-match``.
+``exact_match,strict-match``; of a task with one filter, ``acc`` or ``acc,none``.
 """
 
 import re
@@ -14,15 +14,26 @@ from reread.storage.errors import InputError
 # What a sample has beside its metrics; older versions do not list these.
 FIELDS = {"doc_id", "doc", "target", "arguments", "resps", "filtered_resps", "filter", "metrics", "doc_hash",
           "prompt_hash", "target_hash"}  # fmt: skip
+# The standard errors of results_DATE.json, which has no samples.
+OF_RESULTS = b"_stderr,"
 FILE = re.compile(r"samples_(.+)_\d{4}-\d\d-\d\dT[\d.-]+\.jsonl")
 
 
 def recognises(source: Source) -> bool:
-    return b'"doc_id"' in source.head and any(key in source.head for key in (b'"arguments"', b'"resps"', b'"doc_hash"'))
+    has_samples = any(key in source.head for key in (b'"arguments"', b'"resps"', b'"doc_hash"'))
+    return (has_samples and b'"doc_id"' in source.head) or is_results(source)
+
+
+def is_results(source: Source) -> bool:
+    return source.head.lstrip().startswith(b"{") and b'"results"' in source.head and OF_RESULTS in source.head
 
 
 def read(source: Source) -> Table:
     """Return one row per document and metric; metrics that are no number are left out."""
+    if is_results(source):
+        raise InputError(
+            f"{source.text} has only means over documents: give the samples_*.jsonl that --log_samples writes"
+        )
     samples = table.objects(source)
     filters = {sample.get("filter", "none") for sample in samples}
     rows: list[tuple[Any, str, float]] = []
@@ -39,4 +50,7 @@ def read(source: Source) -> Table:
     items, names, scores = map(list, zip(*rows, strict=True))
     task = FILE.fullmatch(source.path.name)
     about = {"task": task[1]} if task else {}
-    return Table({"item": items, "metric": names, "score": scores}, numbered=True, about=about)
+    # With one filter the harness's results name a metric by it, and its samples do not.
+    aliases = {f"{name},{only}": name for name in names for only in filters if len(filters) == 1}
+    columns = {"item": items, "metric": names, "score": scores}
+    return Table(columns, numbered=True, aliases=aliases, about=about)

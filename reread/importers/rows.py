@@ -4,6 +4,7 @@ import glob
 import hashlib
 import math
 import os
+import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import compress
@@ -22,6 +23,10 @@ OF_ROWS = ARM, SEED, SCORE, ITEM, GROUP, METRIC = ("arm", "seed", "score", "item
 TEXTS = PREDICTION, REFERENCE = ("prediction", "reference")
 ROLES = *OF_ROWS, *TEXTS
 MOST_COLUMNS = 30
+# A number of a path; one with a point, as in lr-0.1, is no seed.
+NUMBER = re.compile(r"([0-9]+(?:\.[0-9]+)*)")
+WORDS = {"true": 1.0, "false": 0.0}
+DECIMAL_COMMA = re.compile(r"[-+]?\d*,\d+(e[-+]?\d+)?", re.IGNORECASE)
 
 
 def find_sources(texts: Sequence[str]) -> list[Source]:
@@ -42,12 +47,31 @@ def find_sources(texts: Sequence[str]) -> list[Source]:
     repeated = next((path for path, times in Counter(path for _, path in named).items() if times > 1), None)
     if repeated is not None:
         raise InputError(f"{repeated} is given twice: the same scores are no further seeds")
-    counts, seen = Counter(arm for arm, _ in named), Counter[str | None]()
-    sources = []
+    by_arm: dict[str | None, list[str]] = {}
     for arm, path in named:
-        sources.append(Source(path, arm, seen[arm], counts[arm]))
-        seen[arm] += 1
-    return sources
+        by_arm.setdefault(arm, []).append(path)
+    numbers = {arm: iter(numbers_of(paths)) for arm, paths in by_arm.items()}
+    return [Source(path, arm, next(numbers[arm]), len(by_arm[arm])) for arm, path in named]
+
+
+def numbers_of(paths: Sequence[str]) -> list[int]:
+    """Return the whole numbers in which the paths of an arm differ, else their places.
+
+    Only the first folder or name that differs counts: below it there may be dates.
+    """
+    places = list(range(len(paths)))
+    levels = zip(*(path.split("/") for path in paths), strict=False)
+    differing = next((names for names in levels if len(set(names)) > 1), ())
+    parts = [NUMBER.split(name) for name in differing]
+    if len({len(part) for part in parts}) != 1:
+        return places
+    # Text and numbers take turns, text first.
+    first, *others = ((at, texts) for at, texts in enumerate(zip(*parts, strict=True)) if len(set(texts)) > 1)
+    at, texts = first
+    if others or at % 2 == 0 or not all(text.isdigit() for text in texts):
+        return places
+    numbers = list(map(int, texts))
+    return numbers if len(set(numbers)) == len(numbers) else places
 
 
 def matches(path: str) -> list[str]:
@@ -146,7 +170,7 @@ class Reader:
         kept = [True] * length
         # A table whose scores are in a column of the metric's name needs no column of metrics.
         if part[METRIC] is not None and score != metric:
-            kept = [str(name) == metric for name in part[METRIC]]
+            kept = [str(name) == table.aliases.get(metric, metric) for name in part[METRIC]]
             if not any(kept):
                 raise InputError(f"{source.text} has no metric '{metric}': {nearest(metric, map(str, part[METRIC]))}")
         if table.finished is not None:
@@ -158,7 +182,7 @@ class Reader:
         for role in (ARM, SEED, ITEM, GROUP):
             line = next((line for value, line in zip(part[role] or (), lines, strict=False) if is_empty(value)), None)
             if line is not None:
-                raise InputError(f"{source.text}, row {line} has no {role}: fill it in, or remove the row")
+                raise InputError(f"{place(source, table, line)} has no {role}: fill it in, or remove it")
         return part
 
     def _scores(
@@ -179,8 +203,8 @@ class Reader:
             return list(statistics)
         parts = statistics_columns(table, metric)
         if name not in parts:
-            return [number(table.columns[name][row], source, row + 1, name) for row in rows]
-        return [np.array([number(table.columns[part][row], source, row + 1, part) for part in parts]) for row in rows]
+            return [number(source, table, name, row) for row in rows]
+        return [np.array([number(source, table, part, row) for part in parts]) for row in rows]
 
     def _column(self, source: Source, table: Table, role: str) -> Sequence[Any] | None:
         chosen = self.columns.get(role)
@@ -200,11 +224,18 @@ class Reader:
         for name in (*named, usual, *texts):
             if name in table.columns:
                 return name
+        known = self._metrics(table)
         if metric:
-            raise InputError(f"{source.text} has no metric '{metric}': {nearest(metric, metrics_of(table))}")
-        raise InputError(
-            f"{source.text} has no column 'score': name the metric by --metric, of {listed(metrics_of(table))}"
-        )
+            raise InputError(f"{source.text} has no metric '{metric}': {nearest(metric, known)}")
+        if not known:
+            raise InputError(lacks(source, table, SCORE))
+        raise InputError(f"{source.text} has no column 'score': name the metric by --metric, of {listed(known)}")
+
+    def _metrics(self, table: Table) -> list[str]:
+        """Return the columns of numbers that have no other role, without their prefix."""
+        others = {self.columns.get(role) or table.roles.get(role, role) for role in ROLES}
+        named = [name for name in table.columns if name.startswith(table.prefix) and name not in others]
+        return [name.removeprefix(table.prefix) for name in named if has_numbers(table.columns[name])]
 
 
 def statistics_columns(table: Table, metric: str) -> list[str]:
@@ -214,19 +245,39 @@ def statistics_columns(table: Table, metric: str) -> list[str]:
     return [name for name in (f"{metric}.{place + 1}" for place in range(len(table.columns))) if name in table.columns]
 
 
-def number(value: Any, source: Source, row: int, name: str) -> float:
+def number(source: Source, table: Table, name: str, row: int) -> float:
     """Return a score as a float; InputError names the row of one that is missing or no finite number."""
-    try:
-        score = float(value)
-    except (TypeError, ValueError):
-        score = math.nan
+    value = table.columns[name][row]
+    score = as_number(value)
     if not abs(score) <= LARGEST:
+        where = place(source, table, row + 1)
+        if DECIMAL_COMMA.fullmatch(str(value).strip()):
+            raise InputError(f"{where}: {name} is '{value}': write decimal points in place of commas")
         said = "empty" if is_empty(value) else f"'{value}'"
         raise InputError(
-            f"{source.text}, row {row}: {name} is {said}, no finite number: run that seed again, or say why it is left "
-            "out and remove the row"
+            f"{where}: {name} is {said}, no finite number: run that seed again, or say why it is left out and remove "
+            f"the {'run' if table.runs else 'row'}"
         )
     return score
+
+
+def as_number(value: Any) -> float:
+    """Return a cell as a float, 1 for true and 0 for false in any case; NaN where it is no number."""
+    try:
+        return float(value)
+    except (TypeError, ValueError, OverflowError):
+        return WORDS.get(str(value).strip().lower(), math.nan)
+
+
+def has_numbers(column: Sequence[Any]) -> bool:
+    """Return whether the first value of a column is a number, with a decimal point or comma."""
+    first = next((value for value in column if not is_empty(value)), None)
+    return math.isfinite(as_number(str(first).replace(",", ".")))
+
+
+def place(source: Source, table: Table, row: int) -> str:
+    """Return where a row is, numbered from 1: by its run where rows have no number."""
+    return f"{source.text}, " + (f"run {table.columns[table.runs][row - 1]}" if table.runs else f"row {row}")
 
 
 def is_empty(value: Any) -> bool:
@@ -238,22 +289,8 @@ def refuse_unfinished(source: Source, table: Table, arms: Sequence[Any]) -> None
     name, finished = table.finished or ("", "")
     for row, (arm, state) in enumerate(zip(arms, table.columns.get(name, ()), strict=False), 1):
         if not is_empty(arm) and state != finished:
-            raise InputError(
-                f"{source.text}, row {row}: a run of arm '{arm}' is {state}, not {finished}: finish or delete that run"
-            )
-
-
-def metrics_of(table: Table) -> list[str]:
-    """Return the columns whose first value is a number, without their prefix."""
-
-    def is_number(value: Any) -> bool:
-        try:
-            return math.isfinite(float(value))
-        except (TypeError, ValueError):
-            return False
-
-    named = [name for name in table.columns if name.startswith(table.prefix)]
-    return [name.removeprefix(table.prefix) for name in named if is_number(table.columns[name][0])]
+            where = place(source, table, row)
+            raise InputError(f"{where}: a run of arm '{arm}' is {state}, not {finished}: finish or delete that run")
 
 
 def lacks(source: Source, table: Table, role: str) -> str:

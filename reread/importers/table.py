@@ -1,5 +1,6 @@
-"""CSV, TSV, JSON lines or Parquet with the columns arm, seed and score; item, group and metric are optional."""
+"""CSV, TSV, JSON or Parquet with the columns arm, seed and score; item, group and metric are optional."""
 
+import codecs
 import csv
 import json
 from typing import Any
@@ -8,13 +9,21 @@ from reread.importers import Source, Table, library
 from reread.storage.errors import InputError
 
 TABS, LINES, PARQUET = (".tsv", ".tab"), (".jsonl", ".ndjson"), (".parquet", ".pq")
+ARRAY = ".json"
 SUFFIXES = (".csv", *TABS, *LINES, *PARQUET)
+# As CSV files of Europe and of some tools have it.
+DELIMITERS = (",", ";", "\t")
 
 Columns = dict[str, list[Any]]
 
 
 def recognises(source: Source) -> bool:
-    return not source.is_address and source.path.suffix.lower() in SUFFIXES
+    suffix = source.path.suffix.lower()
+    return not source.is_address and (suffix in SUFFIXES or (suffix == ARRAY and is_array(source)))
+
+
+def is_array(source: Source) -> bool:
+    return source.head.removeprefix(codecs.BOM_UTF8).lstrip().startswith(b"[")
 
 
 def read(source: Source) -> Table:
@@ -25,7 +34,7 @@ def read(source: Source) -> Table:
 def columns(source: Source) -> Columns:
     """Return the columns of a file by its suffix, CSV where that is another one; InputError where it has no row."""
     suffix = source.path.suffix.lower()
-    reader = _parquet if suffix in PARQUET else _json_lines if suffix in LINES else _separated
+    reader = _parquet if suffix in PARQUET else _json if suffix in (*LINES, ARRAY) else _separated
     columns_read = reader(source)
     if not columns_read or not next(iter(columns_read.values())):
         raise InputError(f"{source.text} is empty: it has no row of scores")
@@ -34,15 +43,23 @@ def columns(source: Source) -> Columns:
 
 def header(source: Source) -> list[str]:
     """Return the names of the columns of a CSV file; none where it is no text."""
+    return _header(source)[1]
+
+
+def _header(source: Source) -> tuple[str, list[str]]:
+    """Return the delimiter of a CSV file, of which its first line has most, and the names of its columns."""
+    delimiters = "\t" if source.path.suffix.lower() in TABS else DELIMITERS
     try:
-        first = source.head.decode("utf-8-sig", errors="strict" if len(source.head) < 4 else "ignore").splitlines()[:1]
-        return next(csv.reader(first), [])
+        text = source.head.decode("utf-8-sig", errors="strict" if len(source.head) < 4 else "ignore")
+        first = [line for line in text.splitlines() if line.strip()][:1]
+        headers = [(each, next(csv.reader(first, delimiter=each), [])) for each in delimiters]
+        return max(headers, key=lambda pair: len(pair[1]))
     except (UnicodeDecodeError, csv.Error):
-        return []
+        return delimiters[0], []
 
 
 def _separated(source: Source) -> Columns:
-    delimiter = "\t" if source.path.suffix.lower() in TABS else ","
+    delimiter, _ = _header(source)
     rows: list[list[str]] = []
     names: list[str] = []
     try:
@@ -84,9 +101,19 @@ def objects(source: Source) -> list[dict[str, Any]]:
     return rows
 
 
-def _json_lines(source: Source) -> Columns:
-    rows = objects(source)
+def _json(source: Source) -> Columns:
+    rows = _array(source) if source.path.suffix.lower() == ARRAY or is_array(source) else objects(source)
     return {name: [row.get(name) for row in rows] for name in dict.fromkeys(key for row in rows for key in row)}
+
+
+def _array(source: Source) -> list[dict[str, Any]]:
+    try:
+        rows = json.loads(source.path.read_text(encoding="utf-8-sig", errors="replace"))
+    except (ValueError, RecursionError):
+        rows = None
+    if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
+        raise InputError(f"{source.text} is no JSON array of objects: write one, or a file .jsonl of one object a line")
+    return rows
 
 
 def _parquet(source: Source) -> Columns:

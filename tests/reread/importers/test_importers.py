@@ -62,10 +62,45 @@ def test_a_table_of_any_kind_gives_the_same_scores(tmp_path, suffix):
 def test_a_column_may_have_another_name_and_a_metric_is_a_column(write):
     path = write("runs.csv", "model,run,accuracy,loss\na,0,0.9,0.1\na,1,0.8,0.2\n")
     assert scores([path], "loss", arm="model", seed="run").arms == {"a": {0: 0.1, 1: 0.2}}
-    with pytest.raises(InputError, match=r"has no column 'score'.*--metric, of run, accuracy, loss"):
+    with pytest.raises(InputError, match=r"has no column 'score'.*--metric, of accuracy, loss$"):
         scores([path], arm="model", seed="run")
     with pytest.raises(InputError, match="did you mean 'accuracy'"):
         scores([path], "acuracy", arm="model", seed="run")
+
+
+def test_the_metrics_of_a_message_are_the_columns_of_numbers(write):
+    path = write("runs.csv", 'arm,seed,item,loss,accuracy,note\na,0,1,,TRUE,x\na,0,2,"0,5",false,y\n')
+    with pytest.raises(InputError, match=r"--metric, of loss, accuracy$"):
+        scores([path])
+    with pytest.raises(InputError, match=r"--column score=COLUMN, of arm, seed, note"):
+        scores([write("none.csv", "arm,seed,note\na,0,x\n")])
+
+
+@pytest.mark.parametrize(("suffix", "delimiter"), [(".csv", ";"), (".csv", "\t"), (".tsv", "\t")])
+def test_the_delimiter_is_that_of_the_header(write, suffix, delimiter):
+    text = '\n"arm, side"|seed|top 1, top 5|loss\na|0|0.5|0.1\n'.replace("|", delimiter)
+    path = write(f"scores{suffix}", text)
+    assert scores([path], "top 1, top 5", arm="arm, side").arms == {"a": {0: 0.5}}
+    path.write_text(text.replace("0.1", "0,1"))
+    with pytest.raises(InputError, match="row 1: loss is '0,1': write decimal points"):
+        scores([path], "loss", arm="arm, side")
+
+
+def test_true_and_false_are_1_and_0_in_a_file_of_text(write):
+    path = write("right.csv", "arm,seed,item,score\na,0,x,True\na,0,y,FALSE\na,1,x,true\na,1,y,1\n")
+    assert scores([path]).arms == {"a": {0: 0.5, 1: 1.0}}
+
+
+def test_a_json_array_of_objects_is_a_table(write):
+    rows = [dict(zip(TABLE[0], row, strict=True)) for row in TABLE[1:]]
+    path = write("scores.json", json.dumps(rows, indent=2))
+    assert format_of(path) == "table"
+    assert scores([path]).arms == {"new": {0: 0.9, 1: 0.8}, "old": {0: 0.5, 1: 0.25}}
+    for name, content in (("columns.json", {"arm": {"0": "a"}}), ("numbers.json", [1]), ("broken.json", "[{")):
+        with pytest.raises(InputError, match="is no JSON array of objects"):
+            scores([write(name, content)], name="table")
+    with pytest.raises(InputError, match="is empty"):
+        scores([write("empty.json", [])])
 
 
 def test_rows_of_several_metrics_are_told_apart(write):
@@ -125,6 +160,34 @@ def test_an_arm_may_be_named_before_its_files(write):
         find_sources([f"a={folder / '0.csv'}", f"b={folder / '0.csv'}"])
     with pytest.raises(InputError, match="does not exist"):
         find_sources(["a=nowhere/*.csv"])
+
+
+@pytest.mark.parametrize(
+    ("names", "numbers"),
+    [
+        (["a-0/m.json", "a-1/m.json", "a-4/m.json", "a-10/m.json"], [0, 1, 4, 10]),
+        (["run10.json", "run9.json"], [10, 9]),
+        # Below the first name that differs there may be dates.
+        (["s-3/samples_x_T10-00-03.5.jsonl", "s-5/samples_x_T10-07-59.1.jsonl"], [3, 5]),
+        (["a-0/m.json", "a-x/m.json"], [0, 1]),
+        (["a-7/m.json", "b-9/m.json"], [0, 1]),
+        (["lr-0.1.json", "lr-0.5.json"], [0, 1]),
+        (["T10-03.json", "T11-05.json"], [0, 1]),
+        (["fold-7/seed-3.json", "fold-7/seed-5.json", "fold-8/seed-3.json"], [0, 1, 2]),
+        (["7.json", "07.json"], [0, 1]),
+        (["a-7/m.json"], [0]),
+    ],
+)
+def test_the_seed_of_a_file_is_the_number_in_which_the_paths_of_its_arm_differ(write, names, numbers):
+    paths = [write(f"2/{name}", {"accuracy": 0.5}) for name in names]
+    assert [source.number for source in find_sources([f"x={path}" for path in paths])] == numbers
+    assert list(scores([f"x={path}" for path in paths], "accuracy", "metrics").arms["x"]) == sorted(numbers)
+
+
+def test_an_address_is_refused_by_a_format_of_files():
+    for name in ("table", "wandb", "lm_eval", "tensorboard"):
+        with pytest.raises(InputError, match=f"sqlite:///a.db#x is no address that {name} reads"):
+            scores(["sqlite:///a.db#x"], name=name)
 
 
 TEXTS = """arm,seed,item,prediction,reference
@@ -245,6 +308,43 @@ def test_an_experiment_of_mlflow_and_its_export_give_the_same_scores(tmp_path, m
     assert not (tmp_path / "other.db").exists()
 
 
+def test_a_folder_of_mlflow_is_read_by_its_address(tmp_path, monkeypatch):
+    import mlflow
+
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    folder = tmp_path / "my mlruns"
+    client = mlflow.MlflowClient(folder.as_uri())
+    experiment = client.create_experiment("swish")
+    parent, child = (client.create_run(experiment).info.run_id for _ in range(2))
+    for run in (parent, child):
+        client.log_param(run, "activation", "relu")
+        client.set_terminated(run)
+    client.log_metric(child, "accuracy", 0.5)
+    monkeypatch.chdir(tmp_path)
+    assert format_of(folder) == "mlflow"
+    with pytest.raises(InputError, match=f"names no experiment: write {folder.as_uri()}#NAME, .*Default, swish"):
+        scores([folder], "accuracy", arm="params.activation")
+    # A database has no row of a number.
+    with pytest.raises(InputError, match=f"swish, run {parent}: metrics.accuracy is empty.*remove the run"):
+        scores([f"{folder.as_uri()}#swish"], "accuracy", arm="params.activation")
+    client.delete_run(parent)
+    for address in (folder.as_uri(), "file:my%20mlruns"):
+        assert scores([f"{address}#swish"], "accuracy", arm="params.activation").arms == {"relu": {child: 0.5}}
+    for other in (tmp_path, folder / experiment, tmp_path / "new"):
+        with pytest.raises(InputError, match="is no folder of MLflow"):
+            scores([f"{other.as_uri()}#swish"])
+    assert [path.name for path in tmp_path.iterdir()] == ["my mlruns"]
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "false")
+    with pytest.raises(InputError, match=r"cannot be read \(.*\): convert it by mlflow migrate-filestore --source"):
+        scores(["file:./my%20mlruns#swish"])  # MLflow keeps what it has opened by an address
+
+
+def test_a_database_of_another_kind_is_one_line(write):
+    with pytest.raises(InputError, match="cannot be read .*: start the server") as raised:
+        scores([f"sqlite:///{write('text.db', 'no database')}#swish"])
+    assert "\n" not in str(raised.value)
+
+
 def sample(document: int, filters: str, **metrics) -> str:
     """A line of --log_samples, as lm_eval/evaluator.py and loggers/evaluation_tracker.py write it."""
     digest = "0" * 64
@@ -265,6 +365,10 @@ def test_samples_of_lm_eval_are_scores_of_items(write):
     assert format_of(next(folder.glob("base/*"))) == "lm_eval"
     collected = scores([f"base={folder}/base/*", f"tuned={folder}/tuned/*"])
     assert (collected.metric, collected.arms) == ("acc", {"base": {0: 0.25, 1: 0.5}, "tuned": {0: 0.5, 1: 0.75}})
+    # As results_DATE.json names it.
+    assert scores([f"base={folder}/base/*"], "acc,none").arms == {"base": {0: 0.25, 1: 0.5}}
+    with pytest.raises(InputError, match="no metric 'acc,other'"):
+        scores([f"base={folder}/base/*"], "acc,other")
     assert collected.items["tuned"][1].tolist() == [1, 1, 1, 0]
     with pytest.raises(InputError, match="is of task arc_easy, .* of gsm8k"):
         scores([f"base={folder}/base/*", f"tuned={folder}/other/*"])
@@ -280,6 +384,15 @@ def test_a_metric_of_several_filters_is_named_as_in_the_results_of_lm_eval(write
     assert scores([f"a={path}"], "exact_match,strict-match").arms == {"a": {0: 0.5}}
     with pytest.raises(InputError, match="2 metrics"):
         scores([f"a={path}"])
+
+
+def test_the_results_of_lm_eval_have_no_documents(write):
+    means = {"arc_easy": {"alias": "arc_easy", "acc,none": 0.5, "acc_stderr,none": 0.01}}
+    content = {"results": means, "n-shot": {"arc_easy": 0}, "config": {"model": "hf"}, "date": 1.0}
+    path = write("results_2026-03-01T10-00-00.000000.json", json.dumps(content, indent=2))
+    assert format_of(path) == "lm_eval"
+    with pytest.raises(InputError, match=r"give the samples_\*.jsonl that --log_samples writes"):
+        scores([f"a={path}"], "acc,none")
 
 
 def benchmark_run(path: Path, factor: float = 1.0) -> Path:
