@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from reread.arms.jobs import Job, write_job
-from reread.arms.run import RunFailed, Running, Say, ignore_in_git, run
+from reread.arms.revisions import ignore_in_git
+from reread.arms.run import RunFailed, Running, Say, run
 from reread.arms.scores import read_metrics
 from reread.storage.files import remove_directory
 from reread.storage.locks import run_locked
@@ -46,6 +47,7 @@ def run_commands_on_slurm(
     """
     refuse_no_slurm()
     folder = jobs[0].runs.parent / FOLDER
+    ignore_in_git(folder.parent)
     files = {job.key: folder / "jobs" / f"{job.key}.json" for job in jobs}
     queued = {file for task in queued_tasks(folder) for file in task.files}
     for job in (job for job in jobs if str(files[job.key]) not in queued):
@@ -53,7 +55,6 @@ def run_commands_on_slurm(
             if job.directory.exists() and (fresh or (job.finished and job.damage())):
                 remove_directory(job.directory)
         write_job(job, files[job.key])
-    ignore_in_git(folder.parent)
     gpus = {"gpus_per_node": 1} if any(job.settings.gpu for job in jobs) else {}
     chosen = sbatch_options({"job_name": "reread-claim", **gpus}, options)
     # A command sees the variables of its user: not those that this process has set for itself.

@@ -13,7 +13,7 @@ from pydantic import TypeAdapter
 
 from reread.arms.machine import this_machine
 from reread.arms.revisions import Revision, find_revision
-from reread.arms.settings import Arm, ArmsFile, command_of, listed
+from reread.arms.settings import Arm, ArmsFile, command_of, listed, metrics_of
 from reread.storage.digests import Damaged, current_sha256, refuse_damaged
 from reread.storage.errors import InputError
 from reread.storage.files import content_key, read_json, write_text
@@ -32,7 +32,8 @@ NOT_SOURCE = ("__pycache__", ".git", FOLDER)
 class Job:
     """One run of a command: an arm and a seed, what its key is made of, and its folder.
 
-    place: the folder of the claim file. revision: None where the command runs in a folder as it is.
+    place: the folder of the claim file. revision: None where the command runs in a folder as it is. metrics: of the
+    claims, which the command must write.
     """
 
     arm: str
@@ -42,6 +43,7 @@ class Job:
     revision: Revision | None
     parts: Mapping[str, Any] = field(repr=False)
     runs: Path
+    metrics: tuple[str, ...] = ()
 
     @property
     def name(self) -> str:
@@ -114,7 +116,7 @@ def make_jobs(given: ArmsFile, path: Path, machine: Mapping[str, Any] | None = N
     Arms in turn: a drift of the machine is no difference between them. machine: that runs the commands; by default
     this one.
     """
-    place, seeds = path.parent, given.seed_list
+    place, seeds, metrics = path.parent, given.seed_list, metrics_of(given)
     cache = place / FOLDER
     machine = machine or this_machine()
     jobs: dict[str, dict[int, Job]] = {}
@@ -137,7 +139,8 @@ def make_jobs(given: ArmsFile, path: Path, machine: Mapping[str, Any] | None = N
         if arm.gpu:
             refuse_no_gpu(name, machine)
         jobs[name] = {
-            seed: Job(name, seed, arm, place, revision, {**parts, "seed": seed}, cache / RUNS) for seed in seeds
+            seed: Job(name, seed, arm, place, revision, {**parts, "seed": seed}, cache / RUNS, metrics)
+            for seed in seeds
         }
     refuse_equal_arms({name: by_seed[seeds[0]].key for name, by_seed in jobs.items()})
     return [by_seed[seed] for seed in seeds for by_seed in jobs.values()]

@@ -13,7 +13,7 @@ from pathlib import Path
 from urllib.parse import urlsplit, urlunsplit
 
 from reread.storage.errors import InputError, nearest
-from reread.storage.files import content_key, published_directory
+from reread.storage.files import content_key, published_directory, write_text
 from reread.storage.locks import file_lock
 
 REPOSITORIES = "repositories"
@@ -83,6 +83,7 @@ def find_revision(name: str, repository: str | None, place: Path, cache: Path) -
 
 def mirror(url: str, revision: str, cache: Path) -> Path:
     """Return the mirror of a repository, made or, where ``revision`` may have moved, brought up to date."""
+    ignore_in_git(cache)
     directory = cache.resolve() / REPOSITORIES / f"{content_key(url)}.git"
     at = f"--git-dir={directory}"
     with file_lock(directory.with_suffix(".lock")):
@@ -97,6 +98,12 @@ def mirror(url: str, revision: str, cache: Path) -> Path:
                 f"{without_password(url)} cannot be fetched ({error}): check the URL and the network"
             ) from None
     return directory
+
+
+def ignore_in_git(folder: Path) -> None:
+    """Let git ignore the folder of the runs: the claim file may be in a repository of others."""
+    if not (folder / ".gitignore").exists():
+        write_text(folder / ".gitignore", "*\n")
 
 
 def has(directory: Path, commit: str) -> bool:

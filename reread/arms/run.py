@@ -18,9 +18,10 @@ from typing import IO, Any, TextIO
 
 from reread.arms import supervisor
 from reread.arms.jobs import SOURCE, Job
-from reread.arms.scores import FILES, read_scores
+from reread.arms.revisions import ignore_in_git
+from reread.arms.scores import FILES, read_scores, with_remedy
 from reread.storage.errors import InputError
-from reread.storage.files import remove_directory, sha256_file, write_json, write_text
+from reread.storage.files import remove_directory, sha256_file, write_json
 from reread.storage.locks import file_lock, holder, run_lock
 from reread.storage.run_folder import JOB, RESULT, TIMING
 
@@ -41,13 +42,17 @@ class RunStopped(InputError):
 
 
 class Running:
-    """The commands that run now, with the variables that they see: ``stop`` ends them and lets no other start."""
+    """The commands that run now, with the variables that they see: ``stop`` ends them and lets no other start.
+
+    first: the first job that has scores; those of the others are of the same kind and items.
+    """
 
     def __init__(self, environment: Mapping[str, str]) -> None:
         self.environment = environment
         self.stopping = threading.Event()
         self.changing = threading.Lock()
         self.supervisors: set[subprocess.Popen[str]] = set()
+        self.first: Job | None = None
 
     def stop(self) -> None:
         self.stopping.set()
@@ -96,6 +101,7 @@ def run(job: Job, running: Running, say: Say, fresh: bool = False) -> None:
             damage = job.damage()
             if damage is None:
                 say(f"{job.name}: cached, {job.directory}")
+                running.first = running.first or job
                 return
             say(f"{job.name}: {damage}: it runs again")
             remove_directory(job.directory)
@@ -110,6 +116,7 @@ def run(job: Job, running: Running, say: Say, fresh: bool = False) -> None:
                 seconds = time.monotonic() - begun
                 write_json(job.directory / TIMING, {"seconds": round(seconds, 3), "attempts": number})
                 finish(job)
+                running.first = running.first or job
                 say(f"{job.name}: finished in {seconds:.0f} s, {job.directory}")
                 return
             tail = "".join(f"\n    {line}" for line in last_lines(job.log))
@@ -129,31 +136,37 @@ def run_all(
 ) -> None:
     """Run the jobs that are not finished, ``workers`` at a time; RunFailed when all have ended and one failed.
 
+    Where two have failed and none is finished, no other is started: all lack the same, such as a metric of that name.
+
     environment: the variables that the commands see. run_job: called in place of ``run``, which it calls. An interrupt
     ends the commands that run, with all that they started, before it is raised again.
     """
     running = Running(environment)
+    failed: dict[str, InputError] = {}
 
-    def failure_of(job: Job) -> InputError | None:
+    def start(job: Job) -> bool:
+        if len(failed) > 1 and not any(other.finished for other in jobs):
+            return False
         try:
             run_job(job, running, say, fresh)
         except InputError as error:
-            return error
-        return None
+            failed[job.key] = error
+        return True
 
     ignore_in_git(jobs[0].runs.parent)
     with ThreadPoolExecutor(workers) as pool:
         # A thread is in the flow run of this one, if there is one.
-        futures = [pool.submit(contextvars.copy_context().run, failure_of, job) for job in jobs]
+        futures = [pool.submit(contextvars.copy_context().run, start, job) for job in jobs]
         try:
-            failures = [failure for future in futures if (failure := future.result())]
+            left = [future.result() for future in futures].count(False)
         except BaseException:
             running.stop()
             pool.shutdown(cancel_futures=True)
             raise
-    if failures:
-        others = f"; {len(failures)} of {len(jobs)} runs failed" if len(failures) > 1 else ""
-        raise RunFailed(f"{failures[0]}{others}")
+    if failed:
+        others = f"; {len(failed)} of {len(jobs)} runs failed" if len(failed) > 1 else ""
+        others += f", and {left} were not started" if left else ""
+        raise RunFailed(f"{next(failed[job.key] for job in jobs if job.key in failed)}{others}")
 
 
 @contextlib.contextmanager
@@ -201,9 +214,9 @@ def attempt(job: Job, running: Running, lock: TextIO, first: bool) -> str | None
     if failure := how_it_failed(report, job):
         return failure
     try:
-        read_scores(job)
+        read_scores([running.first, job] if running.first else [job])
     except InputError as error:
-        return f"ended without scores: {error}"
+        return f"ended without scores: {with_remedy(error, job, 'correct the claim or its command')}"
     return None
 
 
@@ -223,12 +236,6 @@ def finish(job: Job) -> None:
     shutil.rmtree(job.directory / SOURCE, ignore_errors=True)
     digests = {name: sha256_file(job.out / name) for name in FILES if (job.out / name).is_file()}
     write_json(job.directory / RESULT, {"files": digests})
-
-
-def ignore_in_git(folder: Path) -> None:
-    """Let git ignore the folder of the runs: the claim file may be in a repository of others."""
-    if not (folder / ".gitignore").exists():
-        write_text(folder / ".gitignore", "*\n")
 
 
 def last_lines(path: Path) -> list[str]:

@@ -13,14 +13,17 @@ from typing import Any
 import numpy as np
 
 from reread.arms.jobs import Job
-from reread.importers import Source, Table, find_format, metrics
+from reread.importers import Source, Table, metrics
 from reread.importers.rows import ARM, GROUP, ITEM, METRIC, SCORE, SEED, Reader
 from reread.storage.errors import InputError
+from reread.verdicts.scores import Rows, collect
 
 ITEMS = "items.csv"
 METRICS = metrics.FILE
 FILES = (ITEMS, METRICS)
 TABLE = "scores.csv"
+# After these words a reader of scores advises to remove the row, and a run's file is not edited.
+NOT_FINITE = "no finite number"
 
 
 def source_of(job: Job) -> Source:
@@ -31,13 +34,44 @@ def source_of(job: Job) -> Source:
     return Source(str(job.out / name), job.arm, job.seed)
 
 
-def read_scores(job: Job) -> Table:
-    """Return a run's scores as they are; InputError where its file is missing or cannot be read."""
-    source = source_of(job)
-    table: Table = find_format(source).read(source)
-    if source.path.name == ITEMS and ITEM not in table.columns:
-        raise InputError(f"{source.text} has no column '{ITEM}': write item and score, or prediction and reference")
-    return table
+def read_scores(jobs: Sequence[Job]) -> dict[str, Rows]:
+    """Return the rows of each metric of the jobs' claims.
+
+    InputError names the file of a run that lacks a metric, whose score is no finite number, or whose items are others
+    than the other runs'.
+    """
+    sources = [source_of(job) for job in jobs]
+    alone = next((source for source in sources if source.path.name != sources[0].path.name), None)
+    if alone is not None:
+        raise InputError(
+            f"{sources[0].text} and {alone.text} are scores of two kinds: let every run write the same one, and remove "
+            "the folder of the run that did not"
+        )
+    reader = Reader(sources)
+    for source, table in zip(sources, reader.tables, strict=True):
+        if source.path.name == ITEMS and ITEM not in table.columns:
+            raise InputError(f"{source.text} has no column '{ITEM}': write item and score, or prediction and reference")
+    rows = {metric: reader.rows(metric) for metric in jobs[0].metrics}
+    for of_metric in rows.values():
+        collect(of_metric)
+    return rows
+
+
+def refuse_cached_without_scores(jobs: Sequence[Job]) -> None:
+    """Raise InputError for a finished run that lacks scores of the claims: another claim file's run may be the same."""
+    for job in jobs:
+        if job.finished and job.damage() is None:
+            try:
+                read_scores([job])
+            except InputError as error:
+                remedy = f"correct the claim, remove {job.directory} to run it again"
+                raise InputError(f"{job.name} is cached: {with_remedy(error, job, remedy)}") from None
+
+
+def with_remedy(error: InputError, job: Job, remedy: str) -> str:
+    """Return in words what is wrong with the scores of a run, and what to do in a claim."""
+    text, words, _ = str(error).partition(NOT_FINITE)
+    return f"{text}{words} ({remedy}, or leave seed {job.seed} out of `seeds`)"
 
 
 def read_metrics(job: Job) -> dict[str, float]:
@@ -48,23 +82,15 @@ def read_metrics(job: Job) -> dict[str, float]:
     return {name: values[0] for name, values in table.columns.items() if not isinstance(values[0], str)}
 
 
-def scores_table(jobs: Sequence[Job], names: Sequence[str]) -> str:
-    """Return the table of these metrics as CSV: a row for each arm, seed and, where runs have items, item.
+def scores_table(jobs: Sequence[Job]) -> str:
+    """Return the table of the claims' metrics as CSV: a row for each arm, seed and, where runs have items, item.
 
     Of a metric that is a function of sums, such as bleu, it has the parts of each item, and no text.
 
-    InputError names the file of a run that lacks a metric, or whose score is no finite number.
+    InputError as ``read_scores``.
     """
-    sources = [source_of(job) for job in jobs]
-    alone = next((source for source in sources if source.path.name != sources[0].path.name), None)
-    if alone is not None:
-        raise InputError(
-            f"{sources[0].text} and {alone.text} are scores of two kinds: let every run write the same one"
-        )
-    reader = Reader(sources)
     tables: list[dict[str, Sequence[Any]]] = []
-    for metric in names:
-        rows = reader.rows(metric)
+    for metric, rows in read_scores(jobs).items():
         optional = {ITEM: rows.item, GROUP: rows.group}
         columns: dict[str, Sequence[Any]] = {ARM: rows.arm, SEED: rows.seed, METRIC: [metric] * len(rows.arm)}
         columns |= {name: column for name, column in optional.items() if column is not None}

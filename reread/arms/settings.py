@@ -19,6 +19,7 @@ from pathlib import Path
 from reread.planning.claims import ClaimFile, is_claim_file, read_claim_file, resolve
 from reread.storage.errors import InputError, nearest, refuse_unknown
 from reread.verdicts.scores import Claim, Scores
+from reread.verdicts.seeds import least_seeds
 
 SEED, OUT, FOLDER = PLACEHOLDERS = ("seed", "out", "folder")
 # {name}; {{name}} is {name} of the shell, and ${NAME} its own.
@@ -150,6 +151,32 @@ def claims_of(given: ArmsFile) -> list[Claim]:
         sides = [claim.treatment] if claim.reference is not None else [claim.treatment, claim.control]
         refuse_unknown(sides, arms, "the arms")
     return claims
+
+
+def metrics_of(given: ArmsFile) -> tuple[str, ...]:
+    """Return the metrics of the claims, each once."""
+    return tuple(dict.fromkeys(claim.metric for claim in claims_of(given)))
+
+
+def undecidable(given: ArmsFile) -> list[str]:
+    """Return a line where so few seeds can reach no verdict, or no difference, whatever they measure.
+
+    InputError for one seed: nothing is judged by it.
+    """
+    claims, number = claims_of(given), len(given.seed_list)
+    alpha = given.alpha if given.second_look is None else given.alpha / 2
+    lines = []
+    for one_figure in (False, True):
+        named = [claim.name for claim in claims if (claim.paired or claim.reference is not None) == one_figure]
+        needed, for_equivalence = (least_seeds(alpha, len(claims), sides, one_figure) for sides in (2, 1))
+        if named and number == 1:
+            raise InputError(f"one seed has no spread, and a difference needs {needed} of each arm: give more `seeds`")
+        if named and number < needed:
+            decides = "decide nothing" if number < for_equivalence else "can show equivalence and no difference"
+            of_some = f" of {', '.join(named)}" if len(named) < len(claims) else ""
+            of_all = f"{len(claims)} claim{'s' * (len(claims) != 1)}, alpha {alpha:g}"
+            lines.append(f"{number} seeds {decides}{of_some}: a difference needs {needed} of each arm ({of_all})")
+    return lines
 
 
 def command_of(arm: Arm, seed: int, out: Path, folder: Path) -> str:

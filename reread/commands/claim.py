@@ -33,8 +33,8 @@ from rich.table import Table
 from reread.arms.jobs import FOLDER, Job, made_by, make_jobs, warnings
 from reread.arms.machine import read_machine
 from reread.arms.run import run_all
-from reread.arms.scores import TABLE, scores_table
-from reread.arms.settings import ArmsFile, claims_of, read_arms_file
+from reread.arms.scores import TABLE, refuse_cached_without_scores, scores_table
+from reread.arms.settings import ArmsFile, read_arms_file, undecidable
 from reread.commands.judging import ExitCode, Output, deliver, judged, refuse_file
 from reread.commands.options import AsJson, NoCache, On, print_json, print_table, progress
 from reread.planning.environment import EXECUTORS, read_environment
@@ -65,15 +65,20 @@ def command(
     environment = environment.model_copy(update={"executor": on or environment.executor})
     on_slurm = environment.executor == "slurm"
     given = with_seeds(read_arms_file(file), seeds)
+    few = undecidable(given)
     # Of the nodes, whose GPUs this machine may lack.
     machine = read_machine(environment.machine) if on_slurm and environment.machine else None
     jobs = make_jobs(given, file, machine)
-    for line in warnings(jobs):
+    for line in [*few, *warnings(jobs)]:
         say(f"warning: {line}")
     if dry_run:
         print_runs(jobs, as_json)
         return
+    if not no_cache:
+        refuse_cached_without_scores(jobs)
     if flow:
+        import psutil  # noqa: F401 (refused here where it is missing: a process beside this one needs it first)
+
         from reread.commands.servers import prefect_session
 
         with progress(as_json=True), prefect_session():
@@ -88,8 +93,7 @@ def command(
     else:
         signal.signal(signal.SIGTERM, interrupt)
         run_all(jobs, users_environment(), workers, say, no_cache)
-    metrics = list(dict.fromkeys(claim.metric for claim in claims_of(given)))
-    table = scores_table(jobs, metrics)
+    table = scores_table(jobs)
     path = file.parent / FOLDER / file.stem / TABLE
     write_text(path, table)
     document = judged(given, [str(path)], made_by(jobs))

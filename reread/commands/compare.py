@@ -22,9 +22,9 @@ from reread.planning.environment import read_environment
 from reread.planning.runs import all_runs, find_run
 from reread.planning.space import flat
 from reread.storage.errors import InputError
-from reread.storage.files import read_json
+from reread.storage.files import read_json, read_object
 from reread.storage.prepared import DESCRIPTION
-from reread.storage.run_folder import RunFolder
+from reread.storage.run_folder import JOB, RunFolder
 
 DIGEST = re.compile(r"[0-9a-f]{32,}")
 
@@ -134,12 +134,37 @@ def command(
         return
     if len(runs) != 2:
         raise InputError(f"RUN: {len(runs)} {'run is' if len(runs) == 1 else 'runs are'} given: name two, A and B")
-    a, b = map(find_run, runs)
+    a, b = map(find_trained, runs)
     sections = compare(a, b)
     if as_json:
         print_json(sections_as_json(a, b, sections, everything))
     else:
         print_table(table_of_sections({"A": a, "B": b}, sections, everything))
+
+
+def find_trained(name: str) -> RunFolder:
+    """Return a run as ``find_run`` does; InputError for one of `reread claim`, by its folder or, beside its claim file,
+    by its key."""
+    refuse_command(Path(name))
+    try:
+        return find_run(name)
+    except InputError:
+        from reread.arms import jobs
+
+        for job in Path(jobs.FOLDER, jobs.RUNS).glob(f"*/{JOB}"):
+            if job.parent.name.startswith(name):
+                refuse_command(job.parent)
+        raise
+
+
+def refuse_command(folder: Path) -> None:
+    """Raise InputError for the folder of a run of `reread claim`, which has no network."""
+    job = read_object(folder / JOB) if (folder / JOB).is_file() else {}
+    if "arm" in job:
+        raise InputError(
+            f"{folder} is a run of `reread claim` ({job['arm']}, seed {job['seed']}): `reread claim FILE --no-cache` "
+            "makes those of its claim file again"
+        )
 
 
 def sections_as_json(a: RunFolder, b: RunFolder, sections: Mapping[str, list[Row]], everything: bool) -> dict[str, Any]:

@@ -16,11 +16,10 @@ from typing import Any
 
 from rich.console import Console
 
-from reread.commands.compare import Row, compare, same_outcome, table_of_sections
+from reread.commands.compare import Row, compare, find_trained, same_outcome, table_of_sections
 from reread.commands.options import AsJson, RunKey, print_json, print_table, progress
 from reread.planning.environment import read_environment
 from reread.planning.experiment import experiments
-from reread.planning.runs import find_run
 from reread.storage.errors import InputError
 from reread.storage.files import read_json
 from reread.storage.job import Job
@@ -35,7 +34,7 @@ IRRELEVANT = {"host", "git_commit", "git_dirty", "driver", "python"}
 
 
 def command(run: RunKey, as_json: AsJson = False) -> int:
-    original = find_run(run)
+    original = find_trained(run)
     with progress(as_json):
         again, sections = train_again(original)
         equal = again is not None and same_outcome(sections)

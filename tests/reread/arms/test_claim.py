@@ -166,6 +166,14 @@ def test_a_url_is_mirrored_once_and_asked_again_for_a_branch(claim):
     assert "cannot be fetched" in claim.run(code=2)[1]
 
 
+def test_a_fetch_that_fails_leaves_nothing_that_git_sees(claim):
+    claim.write(repository="file:///nowhere")
+    subprocess.run(["git", "init", "-q"], cwd=claim.folder, check=True)
+    claim.run(code=2)
+    seen = subprocess.run(["git", "status", "--porcelain"], cwd=claim.folder, capture_output=True, text=True).stdout
+    assert (claim.folder / ".reread").is_dir() and ".reread" not in seen
+
+
 TEXTS = """
 with open(out / "items.csv", "w") as file:
     print("item,prediction,reference,seconds", file=file)
@@ -215,14 +223,45 @@ def test_a_command_that_fails_is_named_with_the_end_of_its_log(claim, inserted, 
     [
         ('(out / "metrics.json").write_text(\'{"acuracy": 1}\'); sys.exit()', "no metric 'accuracy': did you mean"),
         ('(out / "metrics.json").write_text(\'{"accuracy": NaN}\'); sys.exit()', "accuracy is 'nan', no finite number"),
+        ('(out / "items.csv").write_text("item,score\\nq,1\\nr,0\\n"); sys.exit()', "are scores of two kinds"),
     ],
 )
-def test_a_score_that_is_missing_or_no_number_is_one_line_and_no_run_is_lost(claim, inserted, said):
+def test_a_score_that_is_missing_or_no_number_is_one_line_and_no_other_run_is_lost(claim, inserted, said):
     claim.commit(f"if seed == 3:\n    {inserted}", branch="idea", base=0.825)
     claim.run(code=2)
     printed, errors = claim.run(code=2)
     last = errors.splitlines()[-1]
-    assert printed == "" and last.startswith("error: ") and said in last and errors.count(": cached") == 12
+    assert printed == "" and last.startswith("error: ") and said in last and errors.count(": cached") == 11
+    # A row of a run's file is not for a person to remove.
+    assert "or leave seed 3 out of `seeds`" in last and "remove the row" not in last
+    claim.write(seeds=[0, 1, 2, 4, 5])
+    assert verdict(claim)["claims"][0]["verdict"] == "supported"
+
+
+@pytest.mark.parametrize(
+    ("inserted", "said"),
+    [
+        ('(out / "items.csv").write_text("item,score\\nq,1\\n")', "has one item"),
+        ('(out / "items.csv").write_text("item,score\\nq,maybe\\nr,1\\n")', "score is 'maybe', no finite number"),
+        ('(out / "metrics.json").write_text(\'{"acuracy": 1}\'); sys.exit()', "did you mean 'acuracy'"),
+    ],
+)
+def test_a_claim_whose_first_two_runs_fail_starts_no_other(claim, inserted, said):
+    claim.commit(inserted)
+    claim.commit(inserted, branch="idea", base=0.825)
+    _, errors = claim.run(code=2)
+    last = errors.splitlines()[-1]
+    assert said in last and last.endswith("2 of 12 runs failed, and 10 were not started") and len(claim.runs) == 2
+
+
+def test_a_cached_run_without_a_metric_of_the_claim_is_named_before_anything_runs(claim):
+    claim.run("--seeds", "4")
+    claim.write(metric="acuracy")
+    printed, said = claim.run(code=2)
+    assert printed == "" and said.startswith("error: control, seed 0 is cached: ") and said.count("\n") == 1
+    assert "did you mean 'accuracy'" in said and "or leave seed 0 out of `seeds`" in said
+    claim.write()
+    assert claim.run()[1].count(": cached") == 8
 
 
 def test_a_failed_attempt_is_tried_again_from_nothing(claim):
@@ -246,6 +285,16 @@ def test_fewer_seeds_than_declared_are_said_in_the_verdict(claim):
     document = verdict(claim, "--seeds", "4")
     assert "judged on 4 seeds per arm, and the claim file declares 6" in document["claims"][0]["sentence"]
     assert not any("declares" in line for line in verdict(claim)["claims"][0]["cautions"])
+
+
+def test_seeds_that_can_decide_nothing_are_said_before_the_runs(claim):
+    claim.write(seeds=3)
+    line = "warning: 3 seeds decide nothing: a difference needs 4 of each arm (1 claim, alpha 0.05)\n"
+    assert claim.run("--dry-run")[1] == line
+    assert claim.run()[1].startswith(line)
+    assert "warning" not in claim.run("--dry-run", "--seeds", "4")[1]
+    _, said = claim.run("--seeds", "1", "--no-cache", code=2)
+    assert said.count("\n") == 1 and "one seed has no spread, and a difference needs 4 of each arm" in said
 
 
 def test_commands_see_the_variables_of_the_user_alone(claim):

@@ -7,6 +7,7 @@ import sqlite3
 import pytest
 from mlflow import MlflowClient
 
+from reread.storage.source import ROOT
 from tests.reread.arms.test_kills import HANGS, hangs, processes, until
 
 
@@ -41,6 +42,16 @@ def test_without_mlflow_the_verdict_is_given(claim, databases):
     (claim.folder / "mlflow.db").write_text("no database")
     printed, said = claim.run("--flow", "--json")
     assert '"verdict"' in printed and "is not in MLflow" in said
+
+
+def test_without_the_packages_of_a_flow_one_line_says_so(claim):
+    """The servers' guard, a process of its own, imports psutil too."""
+    programs = claim.folder / "programs"
+    programs.mkdir()
+    (programs / "psutil.py").write_text("raise ModuleNotFoundError(name='psutil')")
+    process = claim.start("--flow", PYTHONPATH=f"{programs}:{ROOT}")
+    _, said = process.communicate(timeout=120)
+    assert process.returncode == 2 and said.count("\n") == 1 and "the package 'psutil' is not installed" in said
 
 
 def test_ctrl_c_ends_the_commands_of_a_flow(claim, databases):

@@ -7,7 +7,7 @@ import pytest
 from reread.arms import jobs
 from reread.arms.jobs import make_jobs
 from reread.arms.revisions import without_password
-from reread.arms.settings import Arm, command_of, read_arms_file, seconds_of
+from reread.arms.settings import Arm, command_of, read_arms_file, seconds_of, undecidable
 from reread.planning.claims import ClaimFile, read_claim_file
 from reread.storage.errors import InputError
 
@@ -80,6 +80,32 @@ def test_placeholders_are_filled_in_and_braces_of_the_shell_are_kept():
     arm = Arm(run="run {seed} {out} {folder} ${HOME} | awk '{{print}}'")
     command = command_of(arm, 3, Path("/a b/out"), Path("/c"))
     assert command == "run 3 '/a b/out' /c ${HOME} | awk '{print}'"
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ({"seeds": 4}, []),
+        ({"seeds": 3}, ["3 seeds decide nothing: a difference needs 4 of each arm (1 claim, alpha 0.05)"]),
+        ({"seeds": 4, "second_look": 8}, ["4 seeds can show equivalence and no difference: "]),
+        ({"seeds": 5, "paired": True}, ["5 seeds can show equivalence and no difference: a difference needs 6"]),
+        (
+            {"seeds": 5, "claims": [{"name": "A"}, {"name": "B", "treatment": "treatment", "reference": 0.8}]},
+            ["5 seeds decide nothing of B: a difference needs 7 of each arm (2 claims, alpha 0.05)"],
+        ),
+    ],
+)
+def test_what_so_few_seeds_cannot_decide_is_a_line(claim, values, said):
+    claim.write(**values)
+    lines = undecidable(read_arms_file(claim.folder / "claim.yaml"))
+    assert len(lines) == len(said) and all(line.startswith(words) for line, words in zip(lines, said, strict=True))
+
+
+@pytest.mark.parametrize("values", [{}, {"treatment": "treatment", "reference": 0.8}])
+def test_one_seed_is_refused(claim, values):
+    claim.write(seeds=1, **values)
+    with pytest.raises(InputError, match="one seed has no spread"):
+        undecidable(read_arms_file(claim.folder / "claim.yaml"))
 
 
 @pytest.mark.parametrize(

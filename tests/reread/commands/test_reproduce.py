@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from reread.commands.compare import compare
+from reread.commands.compare import compare, find_trained
 from reread.commands.reproduce import reproduce
 from reread.planning.resolve import make_plan
 from reread.storage.errors import InputError
@@ -79,3 +79,11 @@ def test_arrays_that_no_experiment_prepares_any_more_name_their_commit(tmp_path,
     write_json(tmp_path / "environment.json", {"git_commit": "0123456789abcdef"})
     with pytest.raises(InputError, match="prepared/0 is gone: .* of commit 0123456789ab do"):
         reproduce(RunFolder(tmp_path), print)
+
+
+@pytest.mark.parametrize("name", [".reread/runs/ab12", "ab12", "ab"])
+def test_a_run_of_a_claim_names_the_command_that_repeats_it(tmp_path, monkeypatch, name):
+    monkeypatch.chdir(tmp_path)
+    write_json(tmp_path / ".reread/runs/ab12/job.json", {"arm": "control", "seed": 3, "key": "ab12"})
+    with pytest.raises(InputError, match=r"\(control, seed 3\): `reread claim FILE --no-cache`"):
+        find_trained(name)
