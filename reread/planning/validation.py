@@ -43,7 +43,7 @@ def validate(kind: Any, value: Any, where: str) -> Any:
             raise InputError(
                 f"{where} has a character that UTF-8 cannot encode, or is nested too deeply: remove that"
             ) from None
-        raise InputError(_one_line(error, kind)) from None
+        raise InputError(_one_line(error, kind, {where: value})) from None
 
 
 @functools.cache
@@ -91,10 +91,24 @@ def _member(package: str, given: Any, usual: Any, where: str) -> Tagged:
     return {"name": name, **to_json(read(module.Settings, settings, where))}
 
 
-def _one_line(error: ValidationError, kind: Any) -> str:
-    """The first thing that is wrong, and where; ``kind`` is what was expected."""
+def _place(steps: tuple[int | str, ...], value: Any) -> list[int | str]:
+    """The part of an error's path that is in ``value``: without a missing name, and without the types of a union."""
+    place = []
+    for step in steps:
+        inner = dict(enumerate(value)) if isinstance(value, list | tuple) else value
+        known = {str(name): part for name, part in inner.items()} if isinstance(inner, Mapping) else {}
+        if str(step) in known:
+            place.append(step)
+            value = known[str(step)]
+    return place
+
+
+def _one_line(error: ValidationError, kind: Any, value: Any) -> str:
+    """The first thing that is wrong with ``value``, and where; ``kind`` is what was expected."""
     first = error.errors(include_url=False)[0]
-    where, *path = first["loc"]
+    where, *path = _place(first["loc"], value)
+    if first["type"].startswith("missing"):
+        path.append(first["loc"][-1])
     place = printable(".".join([str(where), *map(str, path)]))
     parent = ".".join([str(where), *map(str, path[:-1])])
     if first["type"] in UNKNOWN:

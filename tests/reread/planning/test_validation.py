@@ -25,6 +25,7 @@ class Settings:
     on: bool = True
     lengths: Lengths = Lengths()
     maybe: Lengths | None = None
+    either: int | list[int] | None = None
     steps: tuple[int, ...] = ()
     first: Annotated[Tagged, OneOf("reread.batches.augmentations")] = tagged("flip")
     list: tuple[Annotated[Tagged, OneOf("reread.batches.augmentations")], ...] = ()
@@ -52,6 +53,8 @@ class Settings:
         ({"on": 1}, "params.on is 1", "boolean"),
         ({"lengths": {"words": 0}}, "params.lengths.words is 0", "greater than 0"),
         ({"lengths": 3}, "params.lengths is 3", "object"),
+        ({"either": "a"}, "params.either is 'a'", "integer"),
+        ({"either": [1, "a"]}, "params.either is [1, 'a']", "integer"),
         ({"steps": [1, "a"]}, "params.steps.1 is 'a'", "integer"),
         ({5: 1}, "'5' in params", "units"),
         (5, "params is 5", "object"),
