@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 
-from reread.planning.claims import ClaimFile, is_claim_file, read_claim_file, resolve
+from reread.planning.claims import ClaimFile, is_claim_file, read_claim_file, refuse_further_seeds, resolve
 from reread.storage.errors import InputError, nearest, refuse_unknown
 from reread.verdicts.scores import Claim, Scores
 from reread.verdicts.seeds import least_seeds
@@ -161,8 +161,9 @@ def metrics_of(given: ArmsFile) -> tuple[str, ...]:
 def undecidable(given: ArmsFile) -> list[str]:
     """Return a line where so few seeds can reach no verdict, or no difference, whatever they measure.
 
-    InputError for one seed: nothing is judged by it.
+    InputError for one seed, by which nothing is judged, and for more than a second look declares.
     """
+    refuse_further_seeds(given.second_look, len(given.seed_list))
     claims, number = claims_of(given), len(given.seed_list)
     alpha = given.alpha if given.second_look is None else given.alpha / 2
     lines = []

@@ -52,7 +52,9 @@ def command(
     paired: Annotated[
         bool | None, typer.Option("--paired", help="Equal seeds are pairs: one unit under both arms.")
     ] = None,
-    claim: Annotated[str | None, typer.Option(metavar="TEXT", help="The claim in words.")] = None,
+    claim: Annotated[
+        str | None, typer.Option(metavar="TEXT", help="The claim in words; {treatment} is the arm.")
+    ] = None,
     columns: Annotated[
         list[str] | None, typer.Option("--column", metavar="ROLE=NAME", help="The column of a role; repeatable.")
     ] = None,

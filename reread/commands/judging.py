@@ -13,8 +13,8 @@ from reread.evaluation.judged import badge, report_page
 from reread.evaluation.verdict_table import claims_table, verdict_text
 from reread.importers import Source
 from reread.importers.rows import Reader, digest_of, find_sources
-from reread.planning.claims import ClaimFile, resolve
-from reread.storage.errors import InputError
+from reread.planning.claims import ClaimFile, refuse_further_seeds, resolve
+from reread.storage.errors import InputError, printable
 from reread.storage.files import json_text, write_text
 from reread.verdicts.document import FILE, make_document
 from reread.verdicts.rule import DIFFERENT, INCONCLUSIVE, REFUTED, which_look
@@ -50,8 +50,11 @@ def judged(
 
     claims = resolve(given, scores_of)
     by_metric = {known.metric: known for known in scores.values()}
-    fewest = min(len(by_metric[claim.metric].arms.get(claim.treatment, ())) for claim in claims)
-    look = which_look({"second_look": given.second_look, "seeds": range(fewest)})
+    seeds = [
+        [len(by_metric[claim.metric].arms.get(arm, ())) for arm in (claim.treatment, claim.control)] for claim in claims
+    ]
+    refuse_further_seeds(given.second_look, max(map(max, seeds)))
+    look = which_look({"second_look": given.second_look, "seeds": range(min(treatment for treatment, _ in seeds))})
     verdicts = judge_claims(claims, by_metric, given.alpha, look, given.cautions or (), given.earlier_reads)
     inputs = [input_of(*pair) for pair in zip(reader.sources, reader.formats, strict=True)]
     return make_document(claims, verdicts, by_metric, inputs, reader.columns, given.provenance, arms)
@@ -84,9 +87,11 @@ def write_output(folder: Path, document: Mapping[str, Any], texts: Mapping[str, 
 
 
 def summary(document: Mapping[str, Any]) -> RenderableType:
-    """Return what is printed: a line per claim, then each verdict."""
+    """Return what is printed: a line per claim, each verdict, and the metrics of which more is taken as better."""
     claims = document["claims"]
     parts: list[RenderableType] = [claims_table(claims), *map(verdict_text, claims)]
+    if higher := dict.fromkeys(printable(claim["metric"]) for claim in claims if claim["higher_is_better"]):
+        parts.append(Text(f"\nHigher is better: {', '.join(higher)}.", style="dim"))
     if any(OVER_ITEMS not in claim["analyses"] for claim in claims):
         parts.append(Text(f"\n{SEEDS_ONLY}", style="dim"))
     return Group(*parts)

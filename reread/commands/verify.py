@@ -3,7 +3,7 @@
 reread verify results/imdb                 one experiment
 reread verify results/*                    all of them; what has no verdicts is left out
 reread verify results/studies/gates/imdb   the claims of a study
-reread verify verdict.json                 a verdict of `reread judge`, from the scores in it
+reread verify verdict.json                 a verdict of `reread judge`, from the scores in it; or its folder
 reread verify verdict.json scores.csv      the same from the files of scores, whose digests are compared too
 reread verify --write results/*            replace the verdicts by those of today's rule and ledger
 
@@ -13,6 +13,7 @@ what the test items leave are computed from the predictions on each item. How of
 is counted in results/test-reads.jsonl, whose chain is verified too. Reads no run, no data set and no weights.
 
 Exit code 1 where a value differs; with --write they are printed and replaced, and differences.png is drawn again.
+A verdict.json is not replaced: judge its scores again.
 """
 
 from collections.abc import Mapping, Sequence
@@ -27,7 +28,7 @@ from reread.importers.rows import Reader, digest_of, find_sources
 from reread.storage.errors import InputError, printable
 from reread.storage.files import read_object
 from reread.storage.ledger import read_ledger
-from reread.verdicts.document import check, verify_document
+from reread.verdicts.document import FILE, check, verify_document
 from reread.verdicts.items import Items
 from reread.verdicts.rule import Side
 from reread.verdicts.scores import collect
@@ -47,26 +48,32 @@ DIFFERS = 1
 
 
 def command(
-    folders: Annotated[
-        list[Path],
+    places: Annotated[
+        list[str],
         typer.Argument(
             metavar="FOLDER... | verdict.json [FILE]...",
-            help="Folders of results/; or a verdict, and the files of its scores.",
+            help="Folders of verdicts; or a verdict or its folder, and the files of its scores.",
             show_default=False,
         ),
     ],
     write: Annotated[bool, typer.Option("--write", help="Replace what differs; nothing is trained.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    first, *files = folders
-    results = {str(first): of_document(first, files)} if first.suffix == ".json" else of_folders(folders, write)
+    # Files of scores may be addresses, whose double slash a path has not.
+    folders, files = [Path(place) for place in places], places[1:]
+    path = folders[0]
+    if (path / FILE).is_file() and files and not any(folder.is_dir() for folder in folders[1:]):
+        path /= FILE
+    if path.suffix == ".json" and write:
+        raise InputError(f"--write does not replace {path}: leave it out, or judge the scores again")
+    results = {str(path): of_document(path, files)} if path.suffix == ".json" else of_folders(folders, write)
     if as_json:
         print_json(results)
     else:
         for name, result in results.items():
             print(said(name, result))
         if not results:
-            print(f"{', '.join(map(str, folders))}: no claim is judged here, so there is nothing to verify")
+            print(f"{', '.join(places)}: no claim is judged here, so there is nothing to verify")
     if not write and any(result["differences"] for result in results.values()):
         raise typer.Exit(DIFFERS)
 
@@ -74,17 +81,21 @@ def command(
 def of_folders(folders: Sequence[Path], write: bool = False) -> dict[str, dict[str, Any]]:
     """Return of each folder of results how many verdicts it has, how many of these from items, and what differs.
 
-    write: replace what differs.
+    write: replace what differs; a verdict.json is then left out.
     """
     entries = read_ledger()
     for folder in folders:
         if not folder.exists():
             raise InputError(f"there is no folder {folder}: give one of results/, such as results/default")
-    judged = [folder for folder in folders if (folder / VERDICTS).is_file() or (folder / STUDY).is_file()]
+    kinds = (VERDICTS, STUDY) if write else (VERDICTS, STUDY, FILE)
+    judged = [folder for folder in folders if any((folder / kind).is_file() for kind in kinds)]
     if not judged:
-        raise InputError(f"no folder has {VERDICTS} or {STUDY}: give one of results/, such as results/default")
+        raise InputError(f"no folder has {' or '.join(kinds)}: give one of results/, such as results/default")
     results = {}
     for folder in judged:
+        if not any((folder / kind).is_file() for kind in (VERDICTS, STUDY)):
+            results[str(folder)] = of_document(folder / FILE, [])
+            continue
         from_items = 0
 
         def again(verdict: Mapping[str, Any], folder: Path = folder) -> tuple[Side, Side, Items] | None:
@@ -115,7 +126,7 @@ def replace(folder: Path, again: Recompute, reads: Count | None) -> None:
         write_differences(verdicts, folder)
 
 
-def of_document(path: Path, files: Sequence[Path]) -> dict[str, Any]:
+def of_document(path: Path, files: Sequence[str]) -> dict[str, Any]:
     """Return of a verdict.json the same; files: those of its scores, in the order in which it names them."""
     content = read_object(path, "claims")
     check(content, str(path))
@@ -126,18 +137,19 @@ def of_document(path: Path, files: Sequence[Path]) -> dict[str, Any]:
     if len(files) != len(inputs):
         names = ", ".join(source["file"] for source in inputs)
         raise InputError(f"{path} is of {len(inputs)} files, and {len(files)} are given: give {names}")
-    texts = [
-        f"{source['arm']}={file}" if source["arm"] else str(file) for source, file in zip(inputs, files, strict=True)
-    ]
-    formats = {source["format"] for source in inputs}
-    reader = Reader(find_sources(texts), formats.pop() if len(formats) == 1 else None, content["columns"])
+    texts = [f"{source['arm']}={file}" if source["arm"] else file for source, file in zip(inputs, files, strict=True)]
+    sources, formats = find_sources(texts), {source["format"] for source in inputs}
     lines = [
         f"{source.text} is not the file that was judged: its sha256 is {str(digest)[:12]}…, and not {str(known)[:12]}…"
-        for source, known in zip(reader.sources, (about["sha256"] for about in inputs), strict=True)
+        for source, known in zip(sources, (about["sha256"] for about in inputs), strict=True)
         if (digest := digest_of(source)) != known
     ]
-    scores = {metric: collect(reader.rows(metric)) for metric in dict.fromkeys(claim["metric"] for claim in claims)}
-    lines += verify_document(content, scores)
+    try:
+        reader = Reader(sources, formats.pop() if len(formats) == 1 else None, content["columns"])
+        scores = {metric: collect(reader.rows(metric)) for metric in dict.fromkeys(claim["metric"] for claim in claims)}
+        lines += verify_document(content, scores)
+    except InputError as error:
+        raise InputError("; ".join([*lines, str(error)])) from None
     return {"verdicts": len(claims), "from_items": sum(claim["items"] > 0 for claim in claims), "differences": lines}
 
 

@@ -1,7 +1,7 @@
 """Claims on scores from elsewhere: a YAML file, or the options of `reread judge`, to what reread.verdicts.scores
 judges.
 
-claim: Swish is better than ReLU.         # the claim in words; default: the treatment is better than the control
+claim: Swish is better than ReLU.         # in words; default: {treatment} is better than {control}.
 source: Ramachandran et al. 2017
 treatment: swish                          # an arm, or a list of arms; each is a claim
 control: relu                             # an arm; or reference: 0.9549, a published figure
@@ -20,10 +20,13 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import yaml
+from pydantic import Field
 
+from reread.importers import ADDRESS
+from reread.planning.schema import parse_yaml
 from reread.planning.validation import validate
 from reread.storage.errors import InputError, nearest
 from reread.verdicts.document import Provenance
@@ -32,14 +35,24 @@ from reread.verdicts.scores import LARGEST, Claim, Scores
 SUFFIXES = (".yaml", ".yml")
 TREATMENT, CONTROL = "treatment", "control"
 PERCENT = re.compile(r"(\d+(?:\.\d*)?|\.\d+) ?%")
-# Of such a metric it must be said which direction is better.
-LOWER = re.compile("loss|error|perplexity|ppl|nll|bpb|rmse|mse|mae|wer|cer|fid|time|seconds|latency|duration|memory")
+# The words of a name: of val_loss, valLoss and VALLoss alike.
+WORD = re.compile("[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
+# Of a metric with such a word it must be said which direction is better.
+LOWER = re.compile(
+    "[a-z]*(loss|losses|err|error|errors|entropy|perplexity|mse|msle|mae|mape|time|clock)"
+    "|brier|regret|nll|ppl|ce|bce|ece|mce|xent|kl|kld|crps|divergence|distance|dist|bits|nats|bp[bcd]"
+    "|wer|cer|ter|eer|fid|kid|lpips|false|fpr|fnr|failures?|misses|violations|neg|negative|rank|gap|std|deviation|variance"
+    "|latency|latencies|duration|elapsed|delay|ms|secs?|seconds|minutes|hours|memory|cost|energy|flops|steps|epochs"
+)
 MARGIN_IS = "the smallest difference that matters, in the unit of the score, or a percentage of ratios such as 5%"
 
 
 @dataclass(frozen=True)
 class Named:
-    """One claim as people write it; None: from above the list, or by default."""
+    """One claim as people write it; None: from above the list, or by default.
+
+    In ``name`` and ``claim``, {treatment} and {control} are replaced by the names of the two.
+    """
 
     name: str | None = None
     claim: str | None = None
@@ -65,8 +78,8 @@ class ClaimFile(Named):
     format: str | None = None
     columns: dict[str, str] | None = None
     alpha: float = 0.05
-    second_look: int | None = None
-    earlier_reads: int = 0
+    second_look: Annotated[int, Field(ge=2, le=10_000)] | None = None
+    earlier_reads: Annotated[int, Field(ge=0)] = 0
     cautions: list[str] | None = None
     provenance: Provenance = dataclasses.field(default_factory=Provenance)
     claims: list[Named] | None = None
@@ -83,10 +96,10 @@ def read_claim_file(path: Path, kind: type[Kind]) -> Kind:
     """Read a claim file as ``kind``; InputError names what is wrong in it. Paths of scores are as from the file's
     folder."""
     try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+        content = parse_yaml(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise InputError(f"{path} does not exist: give a claim file") from None
-    except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise InputError(f"{path} is no YAML ({' '.join(str(error).split())})") from None
     if not isinstance(content, Mapping):
         raise InputError(f"{path} is no mapping: write `treatment: NAME`, `control: NAME` and `margin: NUMBER`")
@@ -101,7 +114,7 @@ def beside(claim_file: Path, text: str) -> str:
     """Return ``[ARM=]PATH`` with its path from the folder of the claim file."""
     folder = claim_file.parent
     arm, equals, path = text.partition("=")
-    if "://" in text:
+    if ADDRESS.match(path if equals and "/" not in arm else text):
         return text
     # As on the command line, a path may contain "=".
     named = equals and "/" not in arm and not (folder / text).exists()
@@ -113,7 +126,18 @@ def checked(values: Mapping[str, Any], where: str, kind: type[Kind]) -> Kind:
     content: Kind = validate(kind, values, where)
     if not 0 < content.alpha < 1:
         raise InputError(f"{where}: alpha is {content.alpha:g}: give the rate of errors, such as 0.05")
+    if any(named.treatment == [] for named in (content, *(content.claims or ()))):
+        raise InputError(f"{where}: treatment is an empty list: name an arm, or leave it out")
     return content
+
+
+def refuse_further_seeds(second_look: int | None, seeds: int) -> None:
+    """Raise InputError where an arm has more seeds than a second look declares."""
+    if second_look is not None and seeds > second_look:
+        raise InputError(
+            f"an arm has {seeds} seeds and second_look is {second_look}: a claim grows to the seeds that it declared, "
+            "and no further"
+        )
 
 
 # The scores of a metric; of None those of the only one there is.
@@ -150,15 +174,21 @@ def resolve_one(named: Named, treatment: str | None, count: int, scores: Scores)
         raise InputError(f"no margin is named: give --margin (margin in a claim file), {MARGIN_IS}")
     margin, ratio = margin_of(named.margin)
     lower = named.lower_is_better if named.lower_is_better is not None else scores.lower_is_better
-    if lower is None and any(map(LOWER.fullmatch, re.findall("[a-z]+", scores.metric.lower()))):
+    if lower is None and any(LOWER.fullmatch(word.lower()) for word in WORD.findall(scores.metric)):
         raise InputError(
             f"whether less of '{scores.metric}' is better is not said: give --lower-is-better or --higher-is-better "
             "(lower_is_better in a claim file)"
         )
-    usual = f"{treatment} is better than {control}."
+    name, text = named.name or "{treatment} against {control}", named.claim or "{treatment} is better than {control}."
+    for words in (name, text):
+        if count > 1 and "{treatment}" not in words:
+            raise InputError(
+                f"'{words}' would stand for each of {count} treatments: write {{treatment}} in it for the arm's name"
+            )
+    name, text = (words.replace("{treatment}", treatment).replace("{control}", control) for words in (name, text))
     return Claim(
-        named.name if named.name and count == 1 else f"{treatment} against {control}",
-        named.claim if named.claim and count == 1 else usual,
+        name,
+        text,
         named.source or "",
         treatment,
         control,
@@ -175,6 +205,10 @@ def arms_of(named: Named, treatment: str | None, scores: Scores) -> tuple[str, s
     """Return treatment and control: those named, the other of two arms, or the arms that are called so."""
     arms = list(scores.arms)
     if named.reference is not None:
+        if named.control in arms:
+            raise InputError(
+                f"control is the arm '{named.control}', and a reference is given too: leave out one of them"
+            )
         if treatment is None and len(arms) == 1:
             treatment = arms[0]
         if treatment is not None:
@@ -186,7 +220,10 @@ def arms_of(named: Named, treatment: str | None, scores: Scores) -> tuple[str, s
     elif treatment is not None and named.control is not None:
         return treatment, named.control
     if len(arms) == 1 and named.reference is None:
-        raise InputError(f"{scores.metric} has only the arm '{arms[0]}': give a second one, or --reference FIGURE")
+        raise InputError(
+            f"{scores.metric} has only the arm '{arms[0]}': give a second one, or --reference FIGURE "
+            "(reference in a claim file)"
+        )
     unknown = next((arm for arm in (treatment, named.control) if arm is not None and arm not in arms), None)
     if unknown is not None:
         raise InputError(f"there is no arm '{unknown}' with {scores.metric}: {nearest(unknown, arms)}")

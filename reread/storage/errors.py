@@ -1,12 +1,14 @@
 """Errors that a user can act on: one line with what is wrong, where and what to do, and exit code 2."""
 
+import contextlib
 import difflib
 import errno
 import functools
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from types import TracebackType
 from typing import Any
 
 BREAKS = "\n\t"
@@ -15,6 +17,7 @@ MOST_NAMES = 50  # in a message: a grid has thousands of trials
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 # A folder without write permission, a full disk, a file in place of a folder and vice versa, a name that is too long.
 OF_THE_PLACE = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG, *FULL)
+FAULT = os.EX_SOFTWARE  # 70: Python's own code, 1, is a verdict of some commands
 
 
 class InputError(ValueError):
@@ -70,18 +73,44 @@ def is_full_disk(error: OSError) -> bool:
     return error.errno in FULL or (error.errno is None and "requested and" in str(error))
 
 
+def end_by_fault(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    """Print the traceback and exit with FAULT: a ``sys.excepthook``."""
+    sys.__excepthook__(kind, error, trace)
+    sys.exit(FAULT)
+
+
+@contextlib.contextmanager
+def own_exit_codes() -> Iterator[None]:
+    """Exit with 141 where the reader of the output has exited (head, less), and with FAULT by what is not expected."""
+    try:
+        yield
+    except (BrokenPipeError, SystemExit) as ended:
+        # Typer and Rich exit with 1 while they handle it.
+        if not isinstance(ended if isinstance(ended, BrokenPipeError) else ended.__context__, BrokenPipeError):
+            raise
+        # Redirect stdout so that no traceback follows.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(128 + signal.SIGPIPE)
+    except Exception:
+        sys.excepthook = end_by_fault
+        raise
+
+
 def command(main: Callable[..., int | None]) -> Callable[..., None]:
     """Make ``main`` a command that prints errors as one line on stderr.
 
     Exit codes: 2 for InputError, for a ValueError of another package that has an ``exit_code`` (cuda_ext's
     KernelError), for a source file with a syntax error, for a package that is not installed, and for a file or folder
-    that cannot be used; 1 for WorkFailed and PassingError; 130 for an interrupt.
+    that cannot be used; 1 for WorkFailed and PassingError; 130 for an interrupt; 141 where the reader of the output has
+    exited; FAULT, after its traceback, for any other error.
     """
 
     @functools.wraps(main)
+    @own_exit_codes()
     def run(*arguments: Any, **keywords: Any) -> None:
         try:
             code = main(*arguments, **keywords)
+            sys.stdout.flush()
         except ValueError as error:
             exit_code = getattr(error, "exit_code", None)
             if exit_code is None:
@@ -110,10 +139,6 @@ def command(main: Callable[..., int | None]) -> Callable[..., None]:
                 f"error: {printable(error, BREAKS)}; it may be temporary: run the same command again", file=sys.stderr
             )
             sys.exit(1)
-        except BrokenPipeError:
-            # The reader of the output has exited (head, less): redirect stdout so that no traceback follows.
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            sys.exit(128 + signal.SIGPIPE)
         except OSError as error:
             # A file that cannot be used is the user's problem; any other error is a defect of ours.
             if error.filename is not None and error.errno in OF_THE_PLACE:

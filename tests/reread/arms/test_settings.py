@@ -101,10 +101,17 @@ def test_what_so_few_seeds_cannot_decide_is_a_line(claim, values, said):
     assert len(lines) == len(said) and all(line.startswith(words) for line, words in zip(lines, said, strict=True))
 
 
-@pytest.mark.parametrize("values", [{}, {"treatment": "treatment", "reference": 0.8}])
-def test_one_seed_is_refused(claim, values):
-    claim.write(seeds=1, **values)
-    with pytest.raises(InputError, match="one seed has no spread"):
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ({"seeds": 1}, "one seed has no spread"),
+        ({"seeds": 1, "treatment": "treatment", "reference": 0.8}, "one seed has no spread"),
+        ({"seeds": 9, "second_look": 8}, "an arm has 9 seeds and second_look is 8"),
+    ],
+)
+def test_seeds_of_which_nothing_is_judged_are_refused(claim, values, said):
+    claim.write(**values)
+    with pytest.raises(InputError, match=said):
         undecidable(read_arms_file(claim.folder / "claim.yaml"))
 
 

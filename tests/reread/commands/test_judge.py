@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 from html.parser import HTMLParser
@@ -12,6 +13,7 @@ from xml.etree import ElementTree
 import pytest
 import yaml
 
+from reread.planning.claims import ClaimFile, read_claim_file
 from reread.storage.source import ROOT
 
 OLD = [0.800, 0.803, 0.798, 0.801, 0.799, 0.802]
@@ -56,6 +58,7 @@ def test_a_claim_as_options_gives_a_verdict_and_writes_nothing(reread, scores):
         ("--treatment new --margin 1 --column arm=modle", "no column 'modle' for arm"),
         ("--treatment new --margin 1 --from csv", "unknown format 'csv'"),
         ("--treatment new --margin 1 --metric loss", "whether less of 'loss' is better is not said"),
+        ("--treatment new --control old --reference 0.8 --margin 1", "control is the arm 'old', and a reference"),
         ("--treatment new --margin 1 --column item=score", "has one item"),
         ("nowhere.csv", "nowhere.csv does not exist"),
         ("--reference 0.8 --margin 1", "give --treatment, of the arms new, old of score"),
@@ -66,9 +69,41 @@ def test_what_is_missing_or_wrong_is_one_line(reread, scores, options, said):
     assert said in reread("judge", scores, *options.split(), code=2)
 
 
+LOWER = "valLoss val_loss NLLLoss top1_err cross_entropy val_bce logloss brier wall_clock_s regret bits_per_byte RMSE"
+HIGHER = "accuracy F1Score auroc bleu rewards tokens_per_second pass@1 transfer"
+
+
+@pytest.mark.parametrize("metric", LOWER.split())
+def test_a_metric_that_may_be_better_when_lower_is_asked_about(reread, scores, metric):
+    claim = ("judge", scores, "--control", "old", "--margin", "0.005", "--column", "score=score", "--metric", metric)
+    assert f"whether less of '{metric}' is better is not said" in reread(*claim, code=2)
+    assert "refuted" in reread(*claim, "--lower-is-better")
+
+
+@pytest.mark.parametrize("metric", HIGHER.split())
+def test_any_other_metric_is_better_when_higher_and_that_is_said(reread, scores, metric):
+    claim = ("judge", scores, "--control", "old", "--margin", "0.005", "--column", "score=score", "--metric", metric)
+    assert f"Higher is better: {metric}." in reread(*claim)
+    assert "Higher is better" not in reread(*claim, "--lower-is-better")
+
+
+def test_the_words_of_several_claims_name_their_treatment(reread, tmp_path):
+    path = table(tmp_path / "s.csv", old=OLD, better=BETTER, open=SPREAD)
+    claim = ("judge", path, "--control", "old", "--margin", "0.005", "--json", "--claim")
+    assert "'All are better.' would stand for each of 2 treatments" in reread(*claim, "All are better.", code=2)
+    claims = json.loads(reread(*claim, "{treatment} beats {control}."))["claims"]
+    assert [entry["claim"] for entry in claims] == ["better beats old.", "open beats old."]
+    text = "{control: old, margin: 0.005, name: NAME}".replace("NAME", "'{treatment}, 2020'")
+    (tmp_path / "claim.yaml").write_text(text)
+    claims = json.loads(reread("judge", str(tmp_path / "claim.yaml"), path, "--json"))["claims"]
+    assert [entry["name"] for entry in claims] == ["better, 2020", "open, 2020"]
+    (tmp_path / "claim.yaml").write_text(text.replace("{treatment}", "both"))
+    assert "'both, 2020' would stand" in reread("judge", str(tmp_path / "claim.yaml"), path, code=2)
+
+
 def test_a_single_arm_is_compared_with_nothing(reread, tmp_path):
     said = reread("judge", table(tmp_path / "one.csv", new=BETTER), "--margin", "0.005", code=2)
-    assert "score has only the arm 'new': give a second one, or --reference FIGURE" in said
+    assert "score has only the arm 'new': give a second one, or --reference FIGURE (reference in a claim" in said
 
 
 @pytest.mark.parametrize(
@@ -152,6 +187,12 @@ def test_a_claim_file_names_claims_scores_and_provenance(reread, claim_file):
         (CLAIM_FILE, "- a", "is no mapping"),
         (CLAIM_FILE, "a: [", "is no YAML"),
         (CLAIM_FILE, "claims: []\nscores: scores.jsonl", "claims is an empty list"),
+        ("margin: 0.005", "margin: 0.005\nmargin: 0.2", "'margin' is here a second time"),
+        ("treatment: other", "treatment: []", "claim.yaml: treatment is an empty list"),
+        ("margin: 0.005", "margin: 0.005\nreference: 0.8", "control is the arm 'old', and a reference is given too"),
+        ("margin: 0.005", "margin: 0.005\nearlier_reads: -1", "claim.yaml.earlier_reads is -1"),
+        ("margin: 0.005", "margin: 0.005\nsecond_look: -3", "claim.yaml.second_look is -3"),
+        ("margin: 0.005", "margin: 0.005\nsecond_look: 3", "an arm has 6 seeds and second_look is 3"),
     ],
 )
 def test_a_wrong_claim_file_is_one_line(reread, claim_file, old, new, said):
@@ -159,6 +200,13 @@ def test_a_wrong_claim_file_is_one_line(reread, claim_file, old, new, said):
     assert old in text
     claim_file.write_text(text.replace(old, new))
     assert said in reread("judge", str(claim_file), code=2)
+
+
+def test_scores_of_a_claim_file_are_paths_from_its_folder_or_addresses(tmp_path):
+    file, addresses = tmp_path / "claim.yaml", ["sqlite:///ml.db#swish", "relu=file:mlruns#relu", "file:///mlruns#a"]
+    file.write_text(yaml.safe_dump({"scores": [*addresses, "new=a.csv", "b.csv"]}))
+    read = read_claim_file(file, ClaimFile).scores
+    assert read == [*addresses, f"new={tmp_path}/a.csv", f"{tmp_path}/b.csv"]
 
 
 def test_a_claim_file_and_options_do_not_mix(reread, claim_file, scores):
@@ -237,6 +285,29 @@ def test_verify_names_what_differs_and_ends_with_code_1(reread, verdict):
     assert "first: verdict is published as 'supported'" in reread("verify", str(verdict), code=1)
 
 
+def test_verify_takes_the_folder_of_a_verdict_too(reread, verdict):
+    folder, scores = str(verdict.parent), verdict.parents[1] / "scores.jsonl"
+    assert f"{folder}: verdicts 2 from published scores: all values agree" in reread("verify", folder)
+    assert "2 from predictions on each item: all values agree" in reread("verify", folder, str(scores))
+    verdict.write_text(verdict.read_text().replace('"name": "first"', '"name": "1st"', 1))
+    verdict.write_text(re.sub('"p": [0-9.]+', '"p": 0.99', verdict.read_text(), count=1))
+    assert "1st: p is published as 0.99" in reread("verify", folder, code=1)
+    assert "no folder has" in reread("verify", "--write", folder, code=2)
+    assert "--write does not replace" in reread("verify", "--write", str(verdict), code=2)
+
+
+def test_verify_takes_an_address(reread, verdict):
+    said = reread("verify", str(verdict), "sqlite:///nowhere.db#swish", code=2)
+    assert "sqlite:///nowhere.db#swish" in said and "is not the file that was judged" in said
+
+
+def test_a_file_with_another_digest_is_named_first_even_if_it_cannot_be_judged(reread, verdict):
+    scores = verdict.parents[1] / "scores.jsonl"
+    scores.write_text(scores.read_text().replace('"accuracy": 1.0', '"accuracy": ""', 1))
+    said = reread("verify", str(verdict), str(scores), code=2)
+    assert said.index("scores.jsonl is not the file that was judged") < said.index("accuracy is empty")
+
+
 def test_verify_refuses_what_is_no_verdict(reread, verdict):
     assert "is of 1 files, and 2 are given" in reread("verify", str(verdict), str(verdict), str(verdict), code=2)
     verdict.write_text("{")
@@ -285,6 +356,30 @@ def test_the_workflow_of_the_page_gates_a_branch(tmp_path, loss, code):
         done = subprocess.run(["bash", "-e", "-c", line], cwd=tmp_path, env=environment, capture_output=True, text=True)
         assert done.returncode == (code if number == 2 else 0), done.stdout + done.stderr
     assert (tmp_path / "verdict/report.html").is_file()
+
+
+@pytest.mark.parametrize("buffered", ["", "1"])
+def test_a_reader_that_has_exited_is_no_verdict(scores, buffered):
+    reader, writer = os.pipe()
+    os.close(reader)
+    command = [sys.executable, "-m", "reread", "judge", scores, "--treatment", "new", "--margin", "0.005"]
+    environment = {**os.environ, "PYTHONUNBUFFERED": buffered}
+    done = subprocess.run(command, cwd=ROOT, env=environment, stdout=writer, stderr=subprocess.PIPE, text=True)
+    os.close(writer)
+    assert (done.returncode, done.stderr) == (128 + signal.SIGPIPE, "")
+
+
+def test_a_fault_of_reread_is_no_verdict(scores):
+    code = """
+import sys
+from reread.commands import judge
+from reread.commands.app import main
+judge.judged = lambda *_: 1 / 0
+main(["judge", sys.argv[1], "--treatment", "new", "--margin", "0.005", "--exit-code"])
+"""
+    done = subprocess.run([sys.executable, "-c", code, scores], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 70
+    assert done.stderr.startswith("Traceback") and done.stderr.endswith("ZeroDivisionError: division by zero\n")
 
 
 def test_it_imports_no_heavy_library(scores, tmp_path):
