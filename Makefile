@@ -31,12 +31,13 @@ TORCH_BUILD = $(PIP) install --dry-run --ignore-installed --no-deps --only-binar
   -c 'import json, sys; print("cpu" if "+cpu" in json.load(sys.stdin)["install"][0]["metadata"]["version"] else "cuda")'
 
 # --no-deps: the lock files are complete. pip's resolver would choose a newer release of a package that another one requires
-# with extras, and then reject it because its hash is missing. `pip check` verifies the result.
+# with extras, and then reject it because its hash is missing. `pip check` verifies the result. editable_mode: by default
+# Python that starts in the folder of a clone named reread imports the clone's folder, in which there is nothing.
 $(VENV)/installed: requirements.lock requirements-cpu.lock requirements-cuda.lock pyproject.toml
 	$(SYSTEM_PYTHON) -m venv $(VENV)
 	$(PIP) install --require-hashes --no-deps -r requirements.lock
 	build=$$($(TORCH_BUILD)) && $(PIP) install --require-hashes --no-deps -r requirements-$$build.lock
-	$(PIP) install --no-deps --no-build-isolation --editable .
+	$(PIP) install --no-deps --no-build-isolation --config-settings editable_mode=compat --editable .
 	$(BIN)/pip check --disable-pip-version-check
 	touch $@
 

@@ -63,6 +63,15 @@ def test_the_cuda_build_comes_with_its_packages_where_pip_finds_no_other(folder)
     assert code == 0 and installed["torch"] == "2.13.0" and installed["nvidia-nccl"] == "2.0"
 
 
+def test_a_folder_of_the_package_s_name_does_not_hide_it(tmp_path):
+    """As the folder of a clone does, where Python starts above it."""
+    (tmp_path / "reread").mkdir()
+    clean = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    imported = [sys.executable, "-c", "import reread; print(reread.__file__)"]
+    done = subprocess.run(imported, cwd=tmp_path, env=clean, capture_output=True, text=True)
+    assert Path(done.stdout.strip()) == ROOT / "reread/__init__.py", done.stderr
+
+
 @pytest.mark.parametrize("altered", [("torch", "2.13.0+cpu"), ("filelock", "1.0")])
 def test_another_wheel_than_the_locked_one_is_refused(folder, altered):
     name, version = altered
