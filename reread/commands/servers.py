@@ -9,6 +9,7 @@ is for the person there.
 import atexit
 import contextlib
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -31,6 +32,7 @@ HOST = "127.0.0.1"
 LOCKS = Path(".locks")
 POOL = "reread"
 START_SECONDS = 180
+LEAST_ROOM = 16 << 20  # bytes; Prefect's database of a few runs takes 3 MB, and the log of its changes 5
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
@@ -284,9 +286,14 @@ class Servers:
             if process.poll() is not None:
                 raise self._failure(server, f"has ended with exit code {process.returncode}")
 
-    def _failure(self, server: Server, what: str) -> ServerFailed:
+    def _failure(self, server: Server, what: str) -> InputError | ServerFailed:
         """Return the error of a server; the log that it names stays."""
         self.failed = True
+        folder = server.log.parent if server.log else Path()
+        if shutil.disk_usage(folder).free < LEAST_ROOM:
+            return InputError(
+                f"{server.name} {what}: the disk of {folder} has no room for its database: make room there"
+            )
         return ServerFailed(f"{server.name} {what}{server.where_log}")
 
 

@@ -41,6 +41,7 @@ if TYPE_CHECKING:
 RUN_SECONDS = 5  # beside training: to import torch, to open the arrays, to write what is evaluated
 WHOLE_SECONDS = 40  # Prefect's server, two reports
 SHARE_NAMED = 0.9  # of a core, below which other work is named
+LEAST_SHARE = 0.5  # of a core for starts, which take turns with the runs that train: a share is measured of one alone
 LONG_SECONDS = 3600
 FOLDS = 5  # that are suggested
 FEW = 0.1  # a smallest difference that is all that an accuracy of 0.9 leaves
@@ -162,7 +163,8 @@ def try_networks(
         expected = {**contents, name: as_chosen_before(contents[name], tuning)} if folds is None else contents
         plans = [make_plan(experiment, content=content) for experiment, content in expected.items()]
         print(f"{name}: {entry.kind}, {entry.task}, {outputs(entry)}, {entry.rows:,} rows")
-        for line in undecidable(plans[-1]):
+        too_few_seeds = undecidable(plans[-1])
+        for line in too_few_seeds:
             print(f"warning: {line}")
         files = [str(path_of(experiment)) for experiment in contents]
         print(f"{'would write' if dry_run else 'writes'} {', then '.join(files)}")
@@ -172,7 +174,8 @@ def try_networks(
         least = None if beyond_labels(entry.task) else smallest_difference(rows)
         if least is not None:
             words = metric_words(contents[plans[-1].name]["metric"])
-            print(f"smallest detectable difference: about {least:.3f} in {words}, from {rows:,} {tested}")
+            by = "smallest detectable difference" + (" by enough seeds" if too_few_seeds else "")
+            print(f"{by}: about {least:.3f} in {words}, from {rows:,} {tested}")
             if folds is None and least > FEW:
                 print(f"these are too few: --folds {FOLDS} tests all {entry.rows:,} rows in turn")
         if dry_run:
@@ -295,7 +298,7 @@ def print_estimate(
             **about.training,
             "evaluation": about.evaluation,
             "baselines": baselines,  # timed beside the other work
-            "starts, reports": (RUN_SECONDS * runs / workers + WHOLE_SECONDS) / about.share,
+            "starts, reports": (RUN_SECONDS * runs / workers + WHOLE_SECONDS) / max(about.share, LEAST_SHARE),
         }
 
     seconds_by_part = parts(estimated, len(jobs))

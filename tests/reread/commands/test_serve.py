@@ -8,9 +8,13 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from reread.commands.servers import Server, ServerFailed, Servers
+from reread.storage.errors import InputError
+from tests.conftest import run_reread
 from tests.servers import free_port, started
 
 # `serve` with processes that do nothing in place of Prefect's server and the worker: tests/flows has the real ones.
@@ -90,6 +94,21 @@ def test_a_server_that_does_not_come_up_or_answer_is_reported_in_one_line(projec
     assert done.stderr.count("\n") == 1 and "Prefect has ended with exit code" in done.stderr
     assert f"prefect-{port}.log" in done.stderr
     assert project.processes() == {}
+
+
+def test_a_server_that_ends_on_a_full_disk_is_no_passing_error(tmp_path, monkeypatch):
+    server = Server("Prefect", [], {}, log=tmp_path / "prefect.log")
+    failure = Servers()._failure(server, "has ended with exit code 3")
+    assert isinstance(failure, ServerFailed) and str(failure).endswith("prefect.log")
+    monkeypatch.setattr("shutil.disk_usage", lambda folder: SimpleNamespace(free=1 << 20))
+    failure = Servers()._failure(server, "has ended with exit code 3")
+    assert isinstance(failure, InputError) and f"exit code 3: the disk of {tmp_path} has no room" in str(failure)
+
+
+def test_pages_are_not_opened_where_there_is_no_project(tmp_path):
+    done = run_reread("ui", folder=tmp_path)
+    assert done.returncode == 2 and "run this from the project's folder" in done.stderr
+    assert list(tmp_path.iterdir()) == []
 
 
 # A command with a server of its own, as `reread run` is: what it asks the server is answered, and to nobody else.

@@ -113,6 +113,15 @@ def test_a_dry_run_takes_the_metric_names_the_load_and_writes_nothing(reread, tm
         slow.setattr("tasks.estimate.share_of_each", lambda *about: 0.5)
         said = reread("try", "topics", "--dry-run", "--variant", "word-average")
     assert re.search(r"baselines +1 min 40 s\n", said) and "takes 50% of what a run could have" in said
+    # Starts of runs take turns with other work: at the most they take twice as long.
+    starts = []
+    for share in (0.5, 0.1):
+        with monkeypatch.context() as slow:
+            slow.setattr("tasks.estimate.share_of_each", lambda *about, share=share: share)
+            said = reread("try", "topics", "--dry-run", "--variant", "word-average", "--seeds", "3")
+        starts += re.findall(r"starts, reports +(.*)\n", said)
+    assert len(starts) == 2 and len(set(starts)) == 1
+    assert "3 seeds decide nothing" in said and "smallest detectable difference by enough seeds: about" in said
     estimate = json.loads(reread("try", "topics", "--metric", "macro_f1", "--dry-run", "--json", "-v", "word-average"))
     assert (estimate["to_tune"], estimate["to_compare"]) == (4, 6) and estimate["seconds"] > 0
     assert estimate["files"] == ["experiments/topics-tuning.yaml", "experiments/topics.yaml"]
