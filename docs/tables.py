@@ -307,16 +307,16 @@ def not_run(experiment: str) -> str:
 
 
 def overview() -> Table:
-    """Return each experiment that compares claims, with its seeds and its verdicts, or that it has not been run."""
+    """Return each experiment whose claims a page shows, with its seeds and its verdicts, or that it was not run."""
     from reread.planning.experiment import load_experiment
 
     rows = []
     for path in sorted((ROOT / "experiments").glob("*.yaml")):
         name = path.stem
         # The networks of tiny are too small to conclude anything.
-        if name == "tiny" or name.endswith("-tuning") or not claims(name):
+        if name == "tiny" or name.endswith("-tuning") or not (page := page_of(name)) or not claims(name):
             continue
-        link, judged = f"[`{name}`]({page_of(name)})", published(name, "verdicts.json")
+        link, judged = f"[`{name}`]({page})", published(name, "verdicts.json")
         if judged is None:
             rows.append([link, str(len(claims(name))), "", "not run yet"])
             continue
@@ -329,13 +329,13 @@ def overview() -> Table:
     return ["experiment", "claims", "seeds", "verdicts"], sorted(rows, key=lambda row: row[-1] == "not run yet")
 
 
-def page_of(experiment: str) -> str:
-    """Return the page of results that shows an experiment's verdicts, relative to docs/results."""
+def page_of(experiment: str) -> str | None:
+    """Return the page that shows an experiment's verdicts, relative to docs/results; None where none does."""
     if experiment in PAGES:
         return PAGES[experiment]
     mark = f"<!-- table: verdicts:{experiment} -->"
     pages = sorted((ROOT / "docs/results").glob("*.md"))
-    return next(page.name for page in pages if mark in page.read_text(encoding="utf-8"))
+    return next((page.name for page in pages if mark in page.read_text(encoding="utf-8")), None)
 
 
 def verdicts(experiment: str) -> Table | str:
@@ -1163,14 +1163,14 @@ BY_NAME = {
 
 
 def main(arguments: Iterable[str]) -> int:
-    check, different = "--check" in arguments, 0
-    for page in [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]:
-        text = page.read_text(encoding="utf-8")
-        made = with_tables(text)
-        if made == text:
-            continue
-        different += 1
+    check = "--check" in arguments
+    pages = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+    texts = {page: page.read_text(encoding="utf-8") for page in pages}
+    # All are made before one is written.
+    different = {page: made for page, text in texts.items() if (made := with_tables(text)) != text}
+    for page, made in different.items():
         if check:
+            text = texts[page]
             name = str(page.relative_to(ROOT))
             changes = difflib.unified_diff(text.splitlines(), made.splitlines(), name, "generated", lineterm="", n=0)
             print("\n".join(changes))
@@ -1178,7 +1178,7 @@ def main(arguments: Iterable[str]) -> int:
             page.write_text(made, encoding="utf-8")
     if check and different:
         print("error: tables differ from results/; run: python docs/tables.py", file=sys.stderr)
-    return int(check and different > 0)
+    return int(check and bool(different))
 
 
 if __name__ == "__main__":

@@ -1,8 +1,10 @@
 """The kind of machine that results/ is of: figures of another kind of CPU or another torch differ in the last digits.
 
-python -m tasks.machine      write results/machine.json; where the kind has changed, DVC makes the results again
+python -m tasks.machine              write results/machine.json; where the kind has changed, DVC makes the results again
+python -m tasks.machine --check      write nothing; refuse where the kind has changed
 """
 
+import argparse
 from collections.abc import Mapping
 from typing import Any
 
@@ -38,6 +40,11 @@ def differing(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
 
 @command
 def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m tasks.machine", description="Record the kind of this machine.")
+    parser.add_argument("--check", action="store_true", help="write nothing, refuse where results/ is of another kind")
+    if parser.parse_args().check:
+        refuse_other_machine()
+        return
     before, now = recorded(), this_machine()
     if before and before != now:
         print(

@@ -4,6 +4,7 @@ python -m tasks.train [--variant han] [--experiment default]
 """
 
 import argparse
+import os
 import time
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -14,6 +15,7 @@ from reread.planning.keys import this_machine
 from reread.planning.resolve import make_plan
 from reread.planning.runs import RESULTS, run_records
 from reread.planning.search import rounds
+from reread.planning.tuning import refuse_untuned
 from reread.storage.errors import InputError, command
 from reread.storage.files import remove_directory, write_json
 from reread.storage.job import Job
@@ -150,6 +152,9 @@ def main() -> None:
     plan = make_plan(arguments.experiment, [arguments.variant] if arguments.variant else None).without_published()
     if publishes(plan.name):
         refuse_other_machine()
+    if os.environ.get("DVC_STAGE") and not arguments.variant:
+        # DVC publishes what it trains: what `reread publish` would refuse is not trained, nor the test split read.
+        refuse_untuned(plan)
     prepared = {key: preprocess.fn(about) for key, about in plan.preparations().items()}
     settle(plan.environment, say)
     BOARD.expect(plan.jobs(prepared), plan.environment.workers)

@@ -269,6 +269,24 @@ def test_the_tables_are_those_of_the_results():
     assert load("tables").main(["--check"]) == 0
 
 
+def test_the_tables_leave_out_an_experiment_that_no_page_shows(project):
+    (project.directory / "experiments/dropout.yaml").write_text(yaml_blocks("README.md")[0])
+    done = project.run("python", "docs/tables.py", "--check")
+    assert done.stdout == ""
+
+
+def test_no_page_is_written_where_a_table_of_another_cannot_be_made(tmp_path, monkeypatch):
+    tables = load("tables")
+    monkeypatch.setattr(tables, "ROOT", tmp_path)
+    region = "<!-- table: {} -->\n<!-- end of table -->\n"
+    (tmp_path / "README.md").write_text(region.format("fewest-seeds"))
+    (tmp_path / "docs").mkdir()
+    (tmp_path / "docs/page.md").write_text(region.format("arms:missing"))
+    with pytest.raises(FileNotFoundError):
+        tables.main([])
+    assert (tmp_path / "README.md").read_text() == region.format("fewest-seeds")
+
+
 def test_a_chart_names_what_it_shows_and_is_drawn_the_same_each_time(tmp_path):
     pictures = load("pictures")
     charts = pictures.charts()

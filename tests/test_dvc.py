@@ -3,6 +3,7 @@
 import hashlib
 import json
 import os
+import re
 import shutil
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from reread.planning import keys
 from reread.planning.experiment import experiments
 from reread.planning.keys import this_machine
 from reread.planning.resolve import make_plan
+from reread.planning.tuning import choices, tuning_name
 from reread.storage.errors import InputError
 from reread.storage.files import write_json
 from tasks.dvc_cache import refuse_foreign_listing
@@ -55,10 +57,50 @@ def test_results_of_another_machine_are_refused_until_this_one_is_recorded(tmp_p
     write_json(Path("results/machine.json"), {**this_machine(), "device": "AVX1"})
     with pytest.raises(InputError, match="device AVX1, here .*make repro"):
         refuse_other_machine()
+    monkeypatch.setattr("sys.argv", ["machine"])
     with pytest.raises(SystemExit) as ended:
         main()
     assert ended.value.code in (None, 0)
     refuse_other_machine()
+
+
+@pytest.mark.parametrize("stage", ["ingest", "preprocess@digits"])
+def test_nothing_is_made_on_another_machine_before_this_one_is_recorded(project, stage):
+    write_json(project.directory / "results/machine.json", {**this_machine(), "device": "AVX1"})
+    before = project.git("status", "--porcelain")
+    refused = project.run("dvc", "repro", "--single-item", "--force", stage, code=None)
+    assert refused.returncode != 0 and "device AVX1, here " in refused.stderr
+    assert project.git("status", "--porcelain") == before
+    assert not (project.directory / "prepared").exists()
+
+
+@pytest.mark.parametrize(
+    ("stage", "experiment", "old", "new"),
+    [
+        ("train", "default", "word_average, data: docstrings, training: {learning_rate: 0.02}", "learning_rate: 0.01"),
+        ("experiment@imdb", "imdb", "    learning_rate: 0.005\n", "learning_rate: 0.006"),
+    ],
+)
+def test_a_stage_trains_nothing_with_settings_that_publishing_would_refuse(project, stage, experiment, old, new):
+    project.run("python", "-m", "tasks.machine")
+    project.edit(f"experiments/{experiment}.yaml", old, re.sub("learning_rate: [0-9.]+", new, old))
+    command = ("python", "-m", "tasks.train", "--experiment", experiment)
+    refused = project.run(*command, code=2, DVC_STAGE=stage)
+    assert "tuning.kept" in refused.stderr and f"reread run --experiment {experiment} --set variants." in refused.stderr
+    assert not (project.directory / "prepared").exists() and not (project.directory / "runs").exists()
+    assert project.git("status", "--porcelain", "results/test-reads.jsonl") == ""
+
+
+def test_a_parameter_that_a_page_changes_is_in_its_file_and_not_tuned():
+    shown = [setting for page in ROOT.glob("docs/*.md") for setting in re.findall(r" -S (\S+)", page.read_text())]
+    assert shown
+    for setting in shown:
+        file, address = setting.split("=")[0].split(":")
+        place = yaml.safe_load((ROOT / file).read_text())
+        for name in address.split("."):
+            place = place[name]
+        tuned = choices(ROOT / "results" / tuning_name(Path(file).stem)).values()
+        assert not any(address.endswith(path) for choice in tuned for path in choice.chosen)
 
 
 def stage_dependencies() -> dict[str, list[str]]:

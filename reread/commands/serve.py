@@ -65,6 +65,8 @@ def command(
             "  .venv/bin/prefect deployment run pipeline/default --watch\n"
             "  .venv/bin/prefect deployment run pipeline/default -p experiment=tiny --watch\n"
             "  .venv/bin/prefect deployment run train/variant -p variants='[\"han\"]' --watch\n"
+            "  .venv/bin/prefect deployment run pipeline/default -p experiment=tiny "
+            "-p overrides='[\"training.learning_rate=0.03\"]' --watch\n"
             "  .venv/bin/prefect deployment ls\n\n"
             "Ctrl-C stops the worker, and the server if it was started here.",
             markup=False,

@@ -222,7 +222,8 @@ def refuse_untuned(plan: Plan, root: Path = Path()) -> None:
     for name, line in contradictions(plan, published(plan, root)).items():
         if name not in kept:
             raise InputError(
-                f"{where}: {name} {line}: train it with that, or say under tuning.kept why these settings stay"
+                f"{where}: {name} {line}: train it with that, or say under tuning.kept why these settings stay; to try "
+                f"others, leave the file: `reread run --experiment {plan.name} --set variants.{name}.SETTING=VALUE`"
             )
 
 

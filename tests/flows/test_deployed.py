@@ -144,6 +144,7 @@ def test_deployed_flows_are_run_shown_cancelled_and_killed(almost_finished, monk
 def check_deployments(served: Served, printed: str) -> None:
     assert f"export $(cat secret.env) PREFECT_API_URL={served.api}\n" in printed
     assert "prefect deployment run pipeline/default --watch" in printed
+    assert """-p overrides='["training.learning_rate=0.03"]' --watch""" in printed
     assert set(served.deployments) == {"default", "nightly", "variant"}
     assert [schedule["active"] for schedule in served.deployments["nightly"]["schedules"]] == [False]
     assert served.deployments["variant"]["parameters"] == {"experiment": "default", "variants": ["han"]}
