@@ -6,6 +6,7 @@ reread compare 3f2a 91c0 --all        what is equal, too
 reread compare --json
 """
 
+import itertools
 import json
 import re
 from collections.abc import Mapping
@@ -21,6 +22,7 @@ from reread.commands.options import RUNS, AsJson, print_json, print_table
 from reread.planning.environment import read_environment
 from reread.planning.runs import all_runs, find_run
 from reread.planning.space import flat
+from reread.preprocessing.settings import FOLD
 from reread.storage.errors import InputError
 from reread.storage.files import read_json, read_object
 from reread.storage.prepared import DESCRIPTION
@@ -217,38 +219,73 @@ def shorten(value: str) -> str:
 
 
 def list_of_runs() -> list[dict[str, Any]]:
-    """Every run there is: its key, what it is, how far it came; validation and epochs are None until it is finished."""
+    """Every run there is: its key, what it is, how far it came; validation and epochs are None until it is finished.
+
+    settings: by address, those in which runs of its experiment and variant differ. damaged: which file is, or None.
+    """
     runs = all_runs()
     if not runs:
         raise InputError(f"{read_environment().runs}/ holds no run yet: `make run` trains some")
-    return [
-        {
-            "run_key": run.key,
-            "experiment": run.job.get("experiment", ""),
-            "variant": run.job["variant"],
-            "seed": run.job["seed"],
-            **({"fold": run.job["fold"]} if "fold" in run.job else {}),
-            "validation": run.result["validation"]["score"] if run.finished else None,
-            "epochs": run.result.get("epochs"),
-        }
-        for run in sorted(runs, key=place)
-    ]
+    listed = sorted(map(row_of, runs), key=place)
+    for _, group in itertools.groupby(listed, key=lambda row: place(row)[:3]):
+        keep_differing(list(group))
+    return listed
 
 
-def place(run: RunFolder) -> tuple[Any, ...]:
-    """Return the place of a run in the list: by experiment, variant, seed and, of cross-validation, fold."""
-    return run.job.get("experiment", ""), run.job["variant"], run.job["seed"], run.job.get("fold", 0)
+def row_of(run: RunFolder) -> dict[str, Any]:
+    """Return a run's row of the list, with all its settings; of a damaged one with what can be read."""
+    row: dict[str, Any] = {"run_key": run.key, "experiment": "", "variant": "", "seed": None}
+    row |= {"validation": None, "epochs": None, "settings": {}, "damaged": None}
+    names = ("experiment", "variant", "seed", "fold")
+    try:
+        row |= {name: run.job[name] for name in names if name in run.job}
+        row["settings"] = settings_of(run)
+        score = run.result["validation"]["score"] if run.finished else None
+        row |= {"validation": score, "epochs": run.result.get("epochs")}
+    except InputError as error:
+        row["damaged"] = str(error)
+    return row
+
+
+def settings_of(run: RunFolder) -> dict[str, Any]:
+    """Return the settings of a run by address; those of preprocessing where its arrays are here."""
+    prepared = Path(run.job.get("prepared", "")) / DESCRIPTION
+    preprocessing = read_object(prepared).get("settings", {}) if prepared.is_file() else {}
+    settings = {name: run.job.get(name) for name in ("model", "data", "network", "training")}
+    return flat({**settings, "preprocessing": {name: preprocessing[name] for name in preprocessing if name != FOLD}})
+
+
+def keep_differing(rows: list[dict[str, Any]]) -> None:
+    """Keep of the rows' settings those that are not the same in all of them."""
+    every = dict.fromkeys(address for row in rows for address in row["settings"])
+    values = {address: {json.dumps(row["settings"].get(address)) for row in rows} for address in every}
+    for row in rows:
+        row["settings"] = {name: value for name, value in row["settings"].items() if len(values[name]) > 1}
+
+
+def place(row: Mapping[str, Any]) -> tuple[Any, ...]:
+    """Return the place of a row in the list: by experiment, variant, seed and, of cross-validation, fold; damaged ones
+    last."""
+    return row["damaged"] is not None, row["experiment"], row["variant"], row["seed"] or 0, row.get("fold", 0)
 
 
 def table_of_runs(listed: list[dict[str, Any]]) -> Table:
     table = Table(box=None, padding=(0, 3, 0, 0), title=f"{read_environment().runs}/", title_justify="left")
-    for name in (name for name in listed[0] if name != "fold"):
+    settings = ["settings"] if any(run["settings"] for run in listed) else []
+    for name in ("run_key", "experiment", "variant", "seed", "validation", "epochs", *settings):
         justify: Literal["left", "right"] = "right" if name in ("seed", "validation", "epochs") else "left"
         # A key that is typed again is not shortened, however narrow the terminal.
         table.add_column(name.replace("_", " "), justify=justify, no_wrap=name == "run_key", overflow="fold")
     for run in listed:
         score = "not finished" if run["validation"] is None else f"{run['validation']:.4f}"
-        epochs = "" if run["epochs"] is None else str(run["epochs"])
-        seed = f"{run['seed']}, fold {run['fold']}" if "fold" in run else str(run["seed"])
-        table.add_row(run["run_key"], run["experiment"], run["variant"], seed, score, epochs)
+        score = "damaged" if run["damaged"] else score
+        seed, epochs = ("" if run[name] is None else str(run[name]) for name in ("seed", "epochs"))
+        seed += f", fold {run['fold']}" if "fold" in run else ""
+        differing = [words_of(run["settings"])] if settings else []
+        table.add_row(run["run_key"], run["experiment"], run["variant"], seed, score, epochs, *differing)
     return table
+
+
+def words_of(settings: Mapping[str, Any]) -> str:
+    """Return settings in one short line, each by its name within its section: ``learning_rate=0.02``."""
+    return shorten(", ".join(f"{name.partition('.')[2] or name}={value}" for name, value in settings.items()))

@@ -152,8 +152,33 @@ def test_without_a_name_the_runs_are_listed(here):
 @pytest.mark.parametrize("content", [[], {"variant": "net"}, {"run_key": RUN_A, "variant": 5}])
 def test_a_job_of_other_content_is_bad_input(here, content):
     write_json(Path("runs") / RUN_A / "job.json", content)
-    for command in (["compare"], ["compare", RUN_A, RUN_B]):
-        assert f"runs/{RUN_A}/job.json" in here(*command, code=2)
+    assert f"runs/{RUN_A}/job.json" in here("compare", RUN_A, RUN_B, code=2)
+
+
+def test_a_damaged_run_is_listed_as_such_among_the_others(here):
+    write_json(Path("runs") / RUN_A / "job.json", {"variant": "net"})
+    write_run("c" * 16, 0, 10, {}, 0.5)
+    (Path("runs") / ("c" * 16) / "result.json").write_text("{")
+    lines = {line.split()[0]: line for line in here("compare").splitlines()}
+    assert lines[RUN_A].split() == [RUN_A, "damaged"]
+    assert "net" in lines["c" * 16] and "damaged" in lines["c" * 16] and "0.7500" in lines[RUN_B]
+    listed = {run["run_key"]: run["damaged"] for run in json.loads(here("compare", "--json"))}
+    assert f"runs/{RUN_A}/job.json" in listed[RUN_A] and listed[RUN_B] is None
+
+
+def test_the_list_has_the_settings_in_which_runs_of_one_variant_differ(here):
+    write_run("c" * 16, 0, 10, {}, 0.5, variant="other")
+    lines = {line.split()[0]: line for line in here("compare").splitlines()}
+    assert lines[RUN_A].endswith("depth=10") and lines[RUN_B].endswith("depth=16")
+    assert "=" not in lines["c" * 16] and "settings" in lines["run"]
+    listed = {run["run_key"]: run["settings"] for run in json.loads(here("compare", "--json"))}
+    assert listed[RUN_A] == {"network.depth": 10} and listed["c" * 16] == {}
+    # Arrays that were prepared otherwise.
+    path = Path("runs") / ("d" * 16)
+    write_run("d" * 16, 0, 10, {}, 0.5, variant="other")
+    write_json(path / "job.json", {**json.loads((path / "job.json").read_text()), "prepared": "prepared/more"})
+    write_json(Path("prepared/more/prepared.json"), {"settings": {"rows_per_class": 40}})
+    assert "rows_per_class=40" in here("compare")
 
 
 def test_one_name_alone_is_bad_input(here):
