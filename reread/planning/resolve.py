@@ -48,6 +48,7 @@ def make_plan(
     overrides = tuple(overrides)
     whole = load_experiment(experiment, root, names, overrides, content)
     chosen = _select(whole, names, seeds)
+    _refuse_settings_of_some(chosen, overrides)
     manifest_path = root / MANIFEST_PATH
     known = read_manifest(manifest_path).datasets
     resolved = {}
@@ -129,6 +130,27 @@ def _select(experiment: Experiment, names: list[str] | None, seeds: Iterable[int
         ),
         trials={name: trials for name, trials in left.items() if trials},
     )
+
+
+def _refuse_settings_of_some(experiment: Experiment, overrides: Iterable[str]) -> None:
+    """Raise InputError for an override of a network's setting that only some of the variants have, naming those."""
+    variant_of = {trial: name for name, trials in experiment.trials.items() for trial in trials}
+    for override in overrides:
+        section, *names = override.partition("=")[0].strip().split(".")
+        if section != "network":
+            continue
+        having: dict[bool, list[str]] = {True: [], False: []}
+        for name, settings in experiment.variants.items():
+            with _naming(f"experiment '{experiment.name}', variant '{name}'"):
+                known = {field.name for field in dataclasses.fields(models.settings_class(settings.model))}
+            having[names[0] in known].append(variant_of.get(name, name))
+        if all(having.values()):
+            those = list(dict.fromkeys(having[True]))
+            have = "has it: select it" if len(those) == 1 else "have it: select them"
+            raise InputError(
+                f"experiment '{experiment.name}', variant '{having[False][0]}': unknown name '{names[0]}' in network: "
+                f"{' and '.join(those)} {have} by --variant"
+            )
 
 
 def _resolve(name: str, settings: VariantSettings, about: Mapping[str, str] | None, manifest_path: Path) -> Variant:

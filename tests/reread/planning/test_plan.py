@@ -85,6 +85,17 @@ def test_an_override_reaches_the_selected_variants_alone(tmp_path):
         make_plan("trial", overrides=["network.cell=minimal"], root=tmp_path)
 
 
+def test_a_setting_that_some_networks_lack_names_the_variants_that_have_it(tmp_path):
+    texts = {name: {"model": name.replace("-", "_"), "data": "docstrings"} for name in ("han", "gru-flat")}
+    root = write(tmp_path, {**EXPERIMENT, "variants": {**EXPERIMENT["variants"], **texts}})
+    with pytest.raises(InputError, match="'relu'.*'hidden_size'.*: han and gru-flat have it: .*--variant"):
+        make_plan("trial", overrides=["network.hidden_size=12"], root=root)
+    with pytest.raises(InputError, match="'relu'.*: han has it: select it by --variant"):
+        make_plan("trial", ["relu", "han"], overrides=["network.hidden_size=12"], root=root)
+    with pytest.raises(InputError, match="did you mean 'hidden_size'"):
+        make_plan("trial", ["han"], overrides=["network.hiden_size=12"], root=root)
+
+
 @pytest.mark.parametrize(
     ("override", "said"),
     [
