@@ -73,7 +73,7 @@ from reread.studies.movie_plots import PHRASE, PLOTS, in_one_sentence, in_senten
 from reread.verdicts.rule import PAIRS, Comparison
 from reread.verdicts.statistics import Interval, mean_interval, paired_interval
 
-EXPERIMENT = "default"
+EXPERIMENT = "imdb"
 VARIANT = "han"
 ALPHA = 0.05
 MARGIN = 0.05
@@ -151,20 +151,34 @@ class Found:
         return float(np.mean([spearmanr(half[gate], half[with_]).statistic for _, half in units.groupby("direction")]))
 
 
+def refuse_short(settings: Settings, prepared: Prepared) -> None:
+    """Raise InputError where no sentence or no text has as many steps as the settings ask."""
+    longest = {level: int(np.max(prepared.arrays[f"{level[:-1]}_counts"])) for level in LEVELS}
+    short = [level for level in LEVELS if longest[level] < settings.steps(level)]
+    if not short:
+        return
+    names = {"words": "sentence", "sentences": "text"}
+    says = " and ".join(
+        f"the longest {names[level]} has {longest[level]} of {settings.steps(level)} {level}" for level in short
+    )
+    options = [f"--option steps_of_{level}={longest[level]}" for level in short]
+    options += [
+        f"--option back_of_{level}={max(longest[level] - 1, 1)}"
+        for level in short
+        if settings.back(level) >= longest[level]
+    ]
+    raise InputError(f"{prepared.directory}, {settings.split} split: {says}: give {' '.join(options)}")
+
+
 def measured(
     settings: Settings, network: HierarchicalAttentionNetwork, prepared: Prepared, index: dict[str, int]
 ) -> Found:
-    """Measure one network; InputError where no text is long enough."""
+    """Measure one network; a sentence and a text are as long as the settings ask (``refuse_short``)."""
     read = distribution(network, prepared, [index.get(word, -1) for word in PHRASE])
     units, histograms, old_share = [], [], {}
     for level in LEVELS:
         means = {gate: read.of[level, gate].means for gate in GATES}
         sequences = drawn_sequences(network, prepared, level, settings.sequences, settings.steps(level))
-        if not len(sequences):
-            raise InputError(
-                f"{prepared.directory} has no text of {settings.steps(level)} {level} in the {settings.split} split: "
-                "give longer ones"
-            )
         shares = []
         for direction, layer in zip(("forwards", "backwards"), recurrences(layer_of(network, level)), strict=True):
             as_read = sequences if direction == "forwards" else sequences.flip(1)
@@ -389,6 +403,7 @@ def study(settings: Settings, source: TrainedNetworks, device: torch.device) -> 
     """Read the gates of every network and judge the claims; InputError for networks without two levels of GRUs."""
     index = {word: number for number, word in enumerate(read_json(source.prepared.directory / "vocabulary.json"))}
     part = draw_rows(source.prepared, settings.split, settings.documents)
+    refuse_short(settings, part)
     by_seed = {}
     with study_io.quiet_references(device):
         for seed, network in source.networks(device):

@@ -147,6 +147,12 @@ def evaluated_experiment(plan: Plan) -> EvaluatedExperiment:
 
 
 def _finished_jobs(plan: Plan) -> list[Job]:
+    for variant in plan.variants.values():
+        if variant.prepared_key is None:
+            raise InputError(
+                f"experiment '{plan.name}' is not trained, its data set '{variant.data}' is not here: "
+                f"run `{plan.command}`"
+            )
     try:
         jobs = plan.jobs()
     except InputError as error:

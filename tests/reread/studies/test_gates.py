@@ -1,5 +1,6 @@
 """Gates: the memory of a unit and the share that a closed reset gate leaves, by hand; claims; and the evidence."""
 
+import dataclasses
 import json
 import math
 from pathlib import Path
@@ -208,6 +209,13 @@ def test_what_is_said_follows_from_the_tables(evidence):
     but = phrase[(phrase["word"] == "but") & (phrase["gate"] == "reset")]
     fall = np.subtract(but_lower["treatment"], but_lower["control"])
     assert fall == pytest.approx((-but["above_usual"]).to_list(), abs=1e-5)
+
+
+def test_texts_that_are_too_short_are_refused_with_the_options_that_fit(source):
+    settings = dataclasses.replace(DEBUG, steps_of_words=99, steps_of_sentences=50, back_of_sentences=8)
+    options = "--option steps_of_words=8 --option steps_of_sentences=5 --option back_of_sentences=4$"
+    with pytest.raises(InputError, match=f"sentence has 8 of 99 words .* text has 5 of 50 sentences.*{options}"):
+        gates.study(settings, source, CPU)
 
 
 def test_networks_without_two_levels_are_refused(flat_run):

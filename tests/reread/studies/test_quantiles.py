@@ -147,5 +147,12 @@ def test_a_report_of_other_settings_and_runs_that_are_not_trained_are_refused(pl
         evaluated_experiment(replace(plan, environment=elsewhere))
 
 
+def test_an_experiment_whose_data_is_not_here_is_refused_with_one_command(plan):
+    name, variant = next(iter(plan.variants.items()))
+    missing = replace(plan, variants={**plan.variants, name: replace(variant, prepared_key=None)})
+    with pytest.raises(InputError, match=f"data set '{variant.data}' is not here: run `reread run [^`]*`$"):
+        evaluated_experiment(missing)
+
+
 def test_a_study_that_judges_no_claim_prints_its_folder():
     assert study_io.summary({"n": 3}, Path("results/studies/mine")) == "evidence: results/studies/mine"
