@@ -17,7 +17,7 @@ Then: `dvc add data`, and commit data.dvc and data.manifest.json.
 import contextlib
 import re
 import unicodedata
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -33,6 +33,7 @@ from reread.storage.locks import held_alone
 
 if TYPE_CHECKING:
     from reread.preprocessing.delimited import Dialect
+    from reread.preprocessing.manifest import DataSetEntry
     from reread.preprocessing.own_data import Preview
     from reread.preprocessing.own_data import Table as OwnTable
 
@@ -55,10 +56,22 @@ def lock_of(name: str) -> Path:
     return LOCKS / f"data-{content_key(name)}.lock"
 
 
-def alone(name: str) -> contextlib.AbstractContextManager[object]:
-    """Hold the lock of a data set, whose files, entry and card belong together; InputError where another holds it."""
+def try_lock_of(name: str) -> Path:
+    """Return the path of the lock of a data set on which `reread try` tries networks."""
+    return LOCKS / f"try-{content_key(name)}.lock"
+
+
+@contextlib.contextmanager
+def alone(name: str) -> Iterator[None]:
+    """Hold the locks of a data set, whose files, entry and card belong together, and of what is tried on it; InputError
+    where another holds one."""
     refusal = f"another process adds or removes '{name}': wait until it ends, or choose another --name"
-    return held_alone(lock_of(name), lambda _holder: refusal)
+
+    def tried(by: str) -> str:
+        return f"networks are tried on '{name}' by {by}: wait until that ends, or choose another --name"
+
+    with held_alone(lock_of(name), lambda _holder: refusal), held_alone(try_lock_of(name), tried):
+        yield
 
 
 def command(
@@ -128,7 +141,9 @@ def command(
         return
     print(f"{name}: {sizes(guesses)}")
     print(f"Card: {card}")
-    if PARAMETERS_FILE.is_file():
+    if taken_experiments(name):
+        print("Next: dvc add data, and commit data.dvc and data.manifest.json")
+    elif PARAMETERS_FILE.is_file():
         print(f"Next: reread try {name}\n      dvc add data, and commit data.dvc and data.manifest.json")
     else:
         print(f"Next: `reread try {name}` needs {PARAMETERS_FILE}, which is not here: run both in the project's folder")
@@ -161,24 +176,33 @@ def add(
     ``say`` gets a line for each column, for what is left out, and for each warning.
     """
     from reread.planning.manifest import read_manifest
-    from reread.preprocessing.ingest import absent_classes, data_card
+    from reread.preprocessing.ingest import absent, absent_classes, data_card
     from reread.preprocessing.manifest import open_data_set
     from reread.preprocessing.own_data import add_table, check_name, open_table, preview
 
     if name is None and not (name := name_of(path)):
         raise InputError(f"'{path.name}' has no letter of a to z and no digit: name the data set by --name")
     check_name(name)  # before the columns are shown
-    read_manifest()
     with contextlib.nullcontext() if dry_run else alone(name):
+        replaced = read_manifest().datasets.get(name)
         table = open_table(path, split, dialect, **columns)
         for option, value in {"--size": size, "--colours": colours}.items():
             if value is not None and table.columns.kind != "image":
                 raise InputError(f"{option} converts images, and {path} has texts: leave it out")
         for line in table.lines():
             say(line)
+        for file in taken_experiments(name):
+            say(f"warning: {file} is there, so that `reread try {name}` is refused: choose another --name")
         if dry_run:
-            return name, table, preview(name, table, size, say=say, colours=colours)
+            seen = preview(name, table, size, say=say, colours=colours)
+            for line in replacement(name, replaced, seen.version):
+                say(line)
+            for line in absent(seen.classes, seen.counts):
+                say(f"warning: {line}")
+            return name, table, seen
         entry = add_table(name, table, source, licence, size, say=say, colours=colours)
+        for line in replacement(name, replaced, entry.version):
+            say(line)
         data = open_data_set(name)
         write_text(card_of(name), data_card(data))
     if shared := sum(entry.leaks.get("exact", {}).values()):
@@ -186,6 +210,34 @@ def add(
     for line in absent_classes(data):
         say(f"warning: {line}")
     return name, table, entry
+
+
+def replacement(name: str, replaced: "DataSetEntry | None", version: str) -> list[str]:
+    """Return a line on the data set of that name that is replaced and on what uses it; none where the version is equal.
+
+    version: "" where it is not known, as on a dry run of images.
+    """
+    if replaced is None or replaced.version == version:
+        return []
+    from reread.commands.data_remove import uses
+    from reread.preprocessing.ingest import sizes
+
+    counts = {what: len(names) for what, names in uses(name).items() if names}
+    used = ", ".join(f"{count:,} {what if count > 1 else what[:-1]}" for what, count in counts.items())
+    unless = "" if version else ", unless all images are the same"
+    return [f"replaces {name}{unless}: {sizes(replaced)}, used by {used or 'no run, report or experiment'}"]
+
+
+def taken_experiments(name: str) -> list[Path]:
+    """Return the experiment of a data set's name that another hand than `reread try` has written, if any."""
+    from reread.planning.experiment import EXPERIMENTS
+
+    file = EXPERIMENTS / f"{name}.yaml"
+    if not file.is_file():
+        return []
+    from reread.planning.trial import MARK
+
+    return [] if file.read_bytes().startswith(MARK.encode()) else [file]
 
 
 def print_preview(seen: "Preview") -> None:

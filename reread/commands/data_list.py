@@ -13,7 +13,9 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
+from reread import goals
 from reread.commands.options import AsJson, print_json, print_table
+from reread.storage.errors import InputError
 from reread.storage.prepared import SPLITS
 
 DIGITS = 12
@@ -35,9 +37,10 @@ def command(as_json: AsJson = False) -> None:
     for title in ("version", "made of", "files"):
         table.add_column(title, no_wrap=True)
     for data_set in listed:
-        counts = (*data_set["splits"].values(), len(data_set["classes"]))
+        rows = (f"{count:,}" for count in data_set["splits"].values())
+        classes = "-" if goals.beyond_labels(data_set["task"]) else f"{len(data_set['classes']):,}"
         table.add_row(
-            Text(data_set["name"]), data_set["kind"], data_set["task"], *(f"{count:,}" for count in counts),
+            Text(data_set["name"]), data_set["kind"], data_set["task"], *rows, classes,
             data_set["version"][:DIGITS], data_set["made_of"], data_set["files"],
         )  # fmt: skip
     print_table(table)
@@ -46,12 +49,16 @@ def command(as_json: AsJson = False) -> None:
 def data_sets() -> list[dict[str, Any]]:
     """Return the data sets of the manifest by name, as ``--json`` prints them.
 
-    made_of: "a source" of the project, or "own data"; files: "present", "missing" or "changed".
+    made_of: "a source" of the project, or "own data"; files: "present", "missing" or "changed". InputError in a folder
+    without a manifest that is no project's.
     """
+    from reread.planning.experiment import PARAMETERS_FILE
     from reread.planning.manifest import read_manifest
-    from reread.preprocessing.manifest import DATA_DIRECTORY
+    from reread.preprocessing.manifest import DATA_DIRECTORY, MANIFEST_PATH
     from reread.preprocessing.sources import SOURCES
 
+    if not MANIFEST_PATH.exists() and not PARAMETERS_FILE.is_file():
+        raise InputError(f"{PARAMETERS_FILE} is missing: run this from the project's folder")
     return [
         {
             "name": name,

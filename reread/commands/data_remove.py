@@ -54,15 +54,15 @@ def command(
     if not yes and not sys.stdin.isatty():
         used = f"; it is used: {', '.join(lines)}" if lines else ""
         raise InputError(f"--yes is missing: without a terminal to ask at, '{name}' is not removed{used}")
-    print(f"{name}: {entry.kind}, {sizes(entry)}")
-    for line in lines or ["no run, report or experiment uses it"]:
-        print(line)
-    if not yes:
-        print(f"remove '{name}' from data/ and data.manifest.json? [y/N] ", end="", flush=True)
-        if sys.stdin.readline().strip().lower() not in ("y", "yes"):
-            print("nothing was removed")
-            return
     with alone(name):
+        print(f"{name}: {entry.kind}, {sizes(entry)}")
+        for line in lines or ["no run, report or experiment uses it"]:
+            print(line)
+        if not yes:
+            print(f"remove '{name}' from data/ and data.manifest.json? [y/N] ", end="", flush=True)
+            if sys.stdin.readline().strip().lower() not in ("y", "yes"):
+                print("nothing was removed")
+                return
         remove_data_set(name)
     print(f"removed '{name}'; what used it is kept")
     if experiments := users["experiments"]:

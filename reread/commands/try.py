@@ -28,10 +28,9 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from reread.commands.data_add import LOCKS
+from reread.commands.data_add import try_lock_of
 from reread.commands.options import AsJson, completion, print_json, print_results, print_table, progress, results_of
 from reread.storage.errors import InputError
-from reread.storage.files import content_key
 from reread.storage.locks import held_alone
 
 if TYPE_CHECKING:
@@ -131,8 +130,11 @@ def try_networks(
 
     Arguments are the command's options. InputError where another process tries networks on the data set.
     """
+    from reread.planning.experiment import PARAMETERS_FILE
     from reread.planning.manifest import read_manifest
 
+    if not PARAMETERS_FILE.is_file():
+        raise InputError(f"{PARAMETERS_FILE} is missing: run this from the project's folder")
     entry = read_manifest().entry(name)  # before slow imports
 
     from reread.goals import beyond_labels
@@ -198,8 +200,10 @@ def alone(name: str) -> contextlib.AbstractContextManager[object]:
     """Hold the lock of what is tried on a data set, whose experiments one process writes; InputError where another
     holds it."""
     return held_alone(
-        LOCKS / f"try-{content_key(name)}.lock",
-        lambda by: f"networks are tried on '{name}' by {by}: wait until that ends, then run again",
+        try_lock_of(name),
+        lambda by: (
+            f"networks are tried on '{name}', or it is added or removed, by {by}: wait until that ends, then run again"
+        ),
     )
 
 

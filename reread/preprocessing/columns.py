@@ -3,6 +3,7 @@
 import ast
 import json
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,6 +30,9 @@ NEARLY_UNIQUE = 0.9  # of the rows that are read: the subjects of messages are t
 GROUP_GUESSED = " (guessed: its rows stay in one split; --group none if they need not)"
 # In place of the character between the labels of a row.
 LIST = "list"
+DECIMAL_COMMA = re.compile(r"[+-]?\d+,\d+")
+# Of a column of texts, beside which the guessed one is not the only one.
+TEXT_WORDS, TEXT_DISTINCT = 3, 0.5  # words on average, and different texts among the rows
 # As pandas reads them. The data card lists what was left out.
 MISSING = {"NaN", "nan", "NA", "<NA>", "N/A", "n/a", "#N/A", "NULL", "null", "None", "NaT"}
 # Written otherwise, or a word of its own: a class, and named.
@@ -118,11 +122,16 @@ def guess_columns(
             free.remove(name)
         return name
 
+    hints: list[str] = []
+    others: tuple[str, ...] = ()
     if not labels:
         candidates = [name for name in free if name not in content and not _is_special(name)]
-        labels = (_numbers if task == "regression" else _labels_by_values)(head, candidates)
         if named := by_name("label"):
             labels = (named,)
+        elif task == "regression":
+            labels = _numbers(head, candidates)
+        else:
+            labels, others = _labels_by_values(head, candidates)
         if not labels:
             counts = ", ".join(f"{name} {_distinct(head, name)}" for name in known)
             of_rows = f"the first {len(head):,} rows" * (not whole) or "the rows"
@@ -130,8 +139,12 @@ def guess_columns(
                 f"{where}: no column looks like a label: give one by --label (columns with their values in {of_rows}: "
                 f"{counts})"
             )
+        if others:
+            shown = [f"{name} ({len(_filled(head, name))} values)" for name in others]
+            hints.append(f"label is a guess, and these could be it too: {', '.join(shown)}: give one by --label")
         for name in labels:
             taken(name)
+    text_guessed = not content
     if not content:
         longest = max(free, key=lambda name: sum(len(str(row.get(name) or "")) for row in head), default=None)
         text = by_name("content") or longest
@@ -143,15 +156,11 @@ def guess_columns(
     of_split, of_group, of_id = without
     if split is None and not of_split and (column := by_name("split")) and _has_splits(head, column):
         split = taken(column)
-    hints = [_numbered_folds(head, name) for name in free if split is None and _is_fold(name)]
-    group_guessed = False
+    hints += [_numbered_folds(head, name) for name in free if split is None and _is_fold(name)]
+    group_guessed, useless = False, []
     if group is None and not of_group:
         groups = [name for wanted in NAMES["group"] for name in free if name.lower() == wanted]
         useless = [name for name in groups if _groups_nothing(head, name, whole)]
-        hints += [
-            f"column '{name}' has another value in nearly every row: it is taken for no group, unless by --group {name}"
-            for name in useless
-        ]
         group = taken(next((name for name in groups if name not in useless), None))
         group_guessed = group is not None
     if identity is None and not of_id:
@@ -159,17 +168,32 @@ def guess_columns(
         is_unique = column is not None and _distinct(head, column) == len(head)
         identity = taken(column) if is_unique else "file" if file else None
     values = [str(row.get(content[0]) or "") for row in head]
-    others = [value for value in values if Path(value).suffix.lower() not in IMAGES]
-    images = not others
+    no_images = [value for value in values if Path(value).suffix.lower() not in IMAGES]
+    images = not no_images
     if (file or images) and len(content) > 1:
         raise InputError(f"{where}: --text has {', '.join(content)}, and files cannot be joined: give one of them")
-    if file and 0 < len(others) < len(values):
-        raise InputError(f"{where} has images and other files, such as {others[0]}: remove those of one kind")
+    if file and 0 < len(no_images) < len(values):
+        raise InputError(f"{where} has images and other files, such as {no_images[0]}: remove those of one kind")
+    texts = [name for name in free if text_guessed and not file and not images and _has_texts(head, name)]
+    joined = " ".join(f"--text {name}" for name in known if name in (*texts, *content))
+    hints += [
+        f"column '{name}' has another value in nearly every row: it is taken for no group, unless by --group {name}"
+        f"{f'; {joined} joins the texts' * (name in texts)}"
+        for name in useless
+    ]
+    if unused := [name for name in texts if name not in useless]:
+        hints.append(f"there are texts in {', '.join(unused)} too, which are left out: {joined} joins them")
     separator = None
     if len(labels) > 1 and task == "regression":
         raise InputError(f"{where}: --label has {', '.join(labels)}, and a regression has one number: give one column")
     if len(labels) > 1:
         task = task or "multi-label"
+    elif task is None and _has_decimal_commas(head, labels[0]):
+        task = "single-label"
+        hints.append(
+            f"column '{labels[0]}' has numbers with a decimal comma, and each is a class: write decimal points and "
+            "give --task regression, or give --task multi-label where two labels are in each cell"
+        )
     elif task not in ("single-label", "regression"):
         separator = _separator([row.get(labels[0]) for row in head])
         task = task or ("multi-label" if separator else "single-label")
@@ -179,31 +203,36 @@ def guess_columns(
     )  # fmt: skip
 
 
-def _labels_by_values(head: Sequence[Row], names: Sequence[str]) -> tuple[str, ...]:
-    """Return the column of lists or, without one, all columns of 0 and 1, or without several that with fewest values.
+def _labels_by_values(head: Sequence[Row], names: Sequence[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return the column of lists or, without one, all columns of 0 and 1, or without several that with fewest values;
+    and the other columns of few values, between which and the latter no value decides.
 
     Empty where no column looks like a label.
     """
     for name in names:
         members = [member for row in head for member in parse_list(row.get(name)) or () if isinstance(member, str)]
         if members and len(set(members)) <= max(2, len(head) // 2):
-            return (name,)
+            return (name,), ()
     few = [name for name in names if 1 < _distinct(head, name) <= max(2, len(head) // 10)]
     if not few:
-        return ()
+        return (), ()
     binary = tuple(name for name in names if {str(row.get(name) or 0).lower() for row in head} <= BINARY)
     fewest = min(few, key=lambda name: _distinct(head, name))
-    return binary if len(binary) > 1 and set(binary) & set(few) else (fewest,)
+    labels = binary if len(binary) > 1 and set(binary) & set(few) else (fewest,)
+    return labels, tuple(name for name in few if name not in labels)
 
 
 def _numbers(head: Sequence[Row], names: Sequence[str]) -> tuple[str, ...]:
     """Return the column of numbers, some of which may be missing; empty where there is none, or several."""
-    values = {name: {str(row.get(name)).strip() for row in head} for name in names}
-    filled = {
-        name: {text for text in of_it if text and text.casefold() not in LIKE_MISSING} for name, of_it in values.items()
-    }
+    filled = {name: _filled(head, name) for name in names}
     numeric = [name for name, texts in filled.items() if len(texts) > 1 and all(map(is_number, texts))]
     return (numeric[0],) if len(numeric) == 1 else ()
+
+
+def _filled(head: Sequence[Row], name: str) -> set[str]:
+    """Return the different values of a column, without missing ones."""
+    texts = {str(row.get(name)).strip() for row in head}
+    return {text for text in texts if text and text.casefold() not in LIKE_MISSING}
 
 
 def is_number(text: str) -> bool:
@@ -266,6 +295,21 @@ def parse_list(value: Any) -> list[Any] | None:
 
 def _distinct(head: Sequence[Row], name: str) -> int:
     return len({str(row.get(name)) for row in head})
+
+
+def _has_texts(head: Sequence[Row], name: str) -> bool:
+    """Return whether a column has texts of several words, of which most rows have their own."""
+    texts = [value for row in head if (value := row.get(name)) and parse_list(value) is None]
+    if not texts or not all(isinstance(text, str) for text in texts):
+        return False
+    words = sum(len(text.split()) for text in texts)
+    return words >= TEXT_WORDS * len(texts) and len(set(texts)) >= TEXT_DISTINCT * len(head)
+
+
+def _has_decimal_commas(head: Sequence[Row], name: str) -> bool:
+    """Return whether each cell that is filled is a number with a decimal comma, and not two labels."""
+    filled = _filled(head, name)
+    return bool(filled) and all(map(DECIMAL_COMMA.fullmatch, filled))
 
 
 def _separator(values: Sequence[Any]) -> str | None:

@@ -22,6 +22,8 @@ BEGINNINGS = {
     b"PAR1": "a Parquet file",
     b"\xd0\xcf\x11\xe0": "an Excel workbook",
 }
+# The line above the header by which Excel is told the delimiter.
+SEPARATOR = re.compile('"?sep=([^"]?)"?')
 MARKS_OF_UTF_16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 
 
@@ -121,26 +123,31 @@ def read_delimited(path: Path, file: IO[str], dialect: Dialect) -> Iterator[tupl
     tabs = path.suffix.lower() == ".tsv" and dialect.delimiter in (None, "\t")
     if not (first := file.readline()):
         raise InputError(f"{path} is empty: give a table with a header and rows")
+    start, named = 1, ""
+    if separator := SEPARATOR.fullmatch(first.rstrip("\r\n")):
+        start, named, first = 2, separator[1], file.readline()
     file.seek(0)
-    mark = dialect.delimiter or ("\t" if tabs else delimiter_of(first))
-    literal = tabs and dialect.quote is None
-    lines = _tab_separated(file) if literal else _quoted(path, file, mark, dialect.quote)
-    number, header = next(lines, (1, []))
+    if separator:
+        file.readline()
+    mark = dialect.delimiter or named or ("\t" if tabs else delimiter_of(first))
+    literal = tabs and mark == "\t" and dialect.quote is None
+    lines = _tab_separated(file, start) if literal else _quoted(path, file, mark, dialect.quote, start)
+    number, header = next(lines, (start, []))
     if dialect.header is False:
         lines = chain([(number, header)], lines)
         header = [str(column) for column in range(1, len(header) + 1)]
     twice = [name for name in header if header.count(name) > 1]
     if len(header) < 2:
-        raise InputError(f"{path}, line 1 {_one_column(first, mark)}")
+        raise InputError(f"{path}, line {start} {_one_column(first, mark)}")
     if twice:
         raise InputError(
-            f"{path}, line 1 has the column '{twice[0]}' twice: give each its own name; if it is a row and no "
+            f"{path}, line {start} has the column '{twice[0]}' twice: give each its own name; if it is a row and no "
             "header, give --no-header"
         )
     for line, values in lines:
         if values and len(values) != len(header):
             hint = "save a text with a tab or a line break as CSV" if literal else "quote its text"
-            other = "line 1" if dialect.header is False else "the header"
+            other = f"line {start}" if dialect.header is False else "the header"
             raise InputError(
                 f"{path}, line {line} has {len(values)} columns and {other} "
                 f"{len(header)}: {hint}, or give the delimiter, read as {_shown(mark)}, by --delimiter"
@@ -171,17 +178,17 @@ def _one_column(line: str, mark: str) -> str:
     )
 
 
-def _quoted(path: Path, file: IO[str], mark: str, quote: str | None) -> Iterator[tuple[int, list[str]]]:
-    """Yield the first line and the values of each row; a quoted value may have several lines."""
+def _quoted(path: Path, file: IO[str], mark: str, quote: str | None, start: int) -> Iterator[tuple[int, list[str]]]:
+    """Yield the first line and the values of each row from line ``start``; a quoted value may have several lines."""
     if quote == NO_QUOTE:
         reader = csv.reader(file, delimiter=mark, quoting=csv.QUOTE_NONE, strict=True)
     else:
         reader = csv.reader(file, delimiter=mark, quotechar=quote or '"', strict=True)
-    line = 1
+    line = start
     try:
         for values in reader:
             yield line, values
-            line = reader.line_num + 1
+            line = start + reader.line_num
     except csv.Error as error:
         raise InputError(
             f"{path}, line {line}: {error}: quote the text, and double each quotation mark in it; if none is a "
@@ -189,9 +196,9 @@ def _quoted(path: Path, file: IO[str], mark: str, quote: str | None) -> Iterator
         ) from None
 
 
-def _tab_separated(file: IO[str]) -> Iterator[tuple[int, list[str]]]:
-    """Yield each line and its values. A line that is not quoted as a CSV is has literal quotation marks."""
-    for number, text in enumerate(file, 1):
+def _tab_separated(file: IO[str], start: int) -> Iterator[tuple[int, list[str]]]:
+    """Yield the lines from ``start`` and their values. One not quoted as a CSV is has literal quotation marks."""
+    for number, text in enumerate(file, start):
         try:
             yield number, next(csv.reader([text], delimiter="\t", strict=True), [])
         except csv.Error:

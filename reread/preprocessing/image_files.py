@@ -31,12 +31,13 @@ def read_image(path: Path, where: str, size: int | None = None, colours: str | N
 
     size: both sides, in pixels, to which it is resized; colours: of MODES, to which it is converted, grey by the
     weights of ITU-R 601-2.
-    InputError, which begins with ``where``, for a file of no known format, and for pixels of unknown range.
+    InputError, which begins with ``where``, for a missing file, one of no known format, and pixels of unknown range.
     """
     from PIL import Image as Pillow
-    from PIL import ImageOps
+    from PIL import ImageOps, UnidentifiedImageError
 
     largest = 0
+    named = where if str(path) in where else f"{where}: {path}"
     try:
         with Pillow.open(path, formats=FORMATS) as opened:
             frames = getattr(opened, "n_frames", 1)
@@ -49,12 +50,13 @@ def read_image(path: Path, where: str, size: int | None = None, colours: str | N
                 image = image.convert("L" if image.mode in GREY else "RGB")
             if colours is not None and image.mode in MODES.values():
                 image = image.convert(MODES[colours])
+    except FileNotFoundError as error:
+        raise InputError(f"{named} is missing ({error.strerror}): give the path of an image") from None
     except Exception as error:  # a damaged file raises errors of many kinds
-        raise InputError(
-            f"{where}: {path} is no image that can be read as one of {', '.join(FORMATS)} ({error})"
-        ) from None
+        why = "" if isinstance(error, UnidentifiedImageError) else f" ({error})"  # whose text is the path
+        raise InputError(f"{named} is no image that can be read as one of {', '.join(FORMATS)}{why}") from None
     if image.mode not in MODES.values():
-        raise InputError(f"{where}: {path} has pixels of 32 bits, whose range is not known: save it with 8 or 16 bits")
+        raise InputError(f"{named} has pixels of 32 bits, whose range is not known: save it with 8 or 16 bits")
     if size is not None:
         image = image.resize((size, size), Pillow.Resampling.BILINEAR)
     return Image(np.asarray(image).reshape(image.height, image.width, -1), largest, frames)
@@ -69,12 +71,21 @@ def read_images(
     """Yield the pixels of images of one shape, uint8 [H, W, 1 or 3]; files: where each is named, its name and path.
 
     ``say`` gets a line for images of 16 bits, of several frames and of one colour.
-    InputError for a broken image, one of another shape, and after the last one where all are equal.
+    InputError for broken images, of which it names up to ten, one of another shape, and after the last one where all
+    are equal.
     """
     first, equal, count, deep, largest = None, True, 0, 0, 0
     animated, plain = [], []
+    broken: list[tuple[str, str]] = []
     for where, name, path in files:
-        image = read_image(path, where, size, colours)
+        try:
+            image = read_image(path, where, size, colours)
+        except InputError as error:
+            broken.append((name, str(error)))
+        if len(broken) == MOST_NAMES:
+            break
+        if broken:  # no row is yielded any more
+            continue
         pixels = image.pixels
         first = pixels if first is None else first
         if pixels.shape != first.shape:
@@ -88,6 +99,10 @@ def read_images(
         if (pixels == pixels[0, 0]).all():
             plain.append(name)
         yield pixels
+    if broken:
+        (_, first_fault), *others = broken
+        also = f"; nor can be read: {', '.join(name for name, _ in others)}" if others else ""
+        raise InputError(f"{first_fault}{also}")
     if count > 1 and equal:
         raise InputError(f"all {count:,} images are equal in every pixel: nothing can be learned, give others")
     if deep:

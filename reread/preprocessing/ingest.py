@@ -39,8 +39,9 @@ def ingest(
 ) -> DataSetEntry:
     """Make data/NAME and return its manifest entry, which is added where there is none.
 
-    Data that is there and matches is returned at once; a data set that the user added is only checked. Archives come
-    from the folder ``mirror``, or else from their URLs into ``archives_directory``. ``progress`` gets a line per step.
+    Data that is there and matches is returned at once, unless ``accept_new_version``: then its rows are read again. A
+    data set that the user added is only checked. Archives come from the folder ``mirror``, or else from their URLs into
+    ``archives_directory``. ``progress`` gets a line per step.
 
     InputError for an unknown name, data that was edited, an archive that is not the published one, and content that
     differs from the manifest (unless ``accept_new_version``). Then nothing in data/ has changed.
@@ -57,7 +58,7 @@ def ingest(
         if known is None:
             raise InputError(f"{directory} is there but not in {manifest_path}: remove the folder and run again")
         verify_files(directory, known)
-        if not changed_packages(source, known):
+        if not accept_new_version and not changed_packages(source, known):
             return known
         present = open_data_set(name, data_directory, manifest_path)
     rows = read_rows(name, source, Path(archives_directory), mirror, progress)
@@ -167,9 +168,13 @@ def class_counts(data: RawDataSet) -> np.ndarray:
 
 def absent_classes(data: RawDataSet) -> list[str]:
     """Return a line per split in which some classes have no row, with their names."""
-    counts, classes = class_counts(data), np.array(data.entry.classes)
-    absent = [(split, classes[counts[:, number] == 0]) for number, split in enumerate(SPLITS)]
-    return [f"no {split} row has the label {', '.join(names)}" for split, names in absent if len(names)]
+    return absent(data.entry.classes, class_counts(data))
+
+
+def absent(classes: Sequence[str], counts: np.ndarray) -> list[str]:
+    """Do as absent_classes does, by ``counts``: the rows of each class in each split, int [K, 3]."""
+    of_split = [(split, np.array(classes)[counts[:, number] == 0]) for number, split in enumerate(SPLITS)]
+    return [f"no {split} row has the label {', '.join(names)}" for split, names in of_split if len(names)]
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> list[str]:

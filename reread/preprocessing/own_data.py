@@ -8,13 +8,14 @@ Shape legend: N rows.
 """
 
 import hashlib
+import json
 import math
 import os
 import re
 import tempfile
 from array import array
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import tee
 from pathlib import Path
@@ -22,6 +23,7 @@ from typing import Any
 
 import numpy as np
 
+from reread.kinds import RawDataSet
 from reread.preprocessing.columns import (
     KNOWN_NAMES,
     LIKE_MISSING,
@@ -45,15 +47,23 @@ from reread.preprocessing.manifest import (
     check_census,
     record,
 )
-from reread.preprocessing.raw import NAME, About, add_data_set, check_about, refuse_shared_groups
-from reread.preprocessing.raw_images import ImageRows
-from reread.preprocessing.raw_text import DOCUMENTS, Document, check_document, document_line, normalised_text
+from reread.preprocessing.raw import NAME, About, check_about, refuse_shared_groups, write_rows
+from reread.preprocessing.raw_images import GROUPS, IMAGES, LABELS, SPLIT, ImageRows, load_array
+from reread.preprocessing.raw_text import (
+    DOCUMENTS,
+    Document,
+    TextDataSet,
+    check_document,
+    document_line,
+    normalised_text,
+)
 from reread.preprocessing.sources import SOURCES
 from reread.preprocessing.tables import DELIMITED, SPLIT_NAMES, has_class_folders, read_table, skipped_files
 from reread.storage.errors import InputError
-from reread.storage.files import below, canonical_json, published_directory, sha256_file
+from reread.storage.files import below, canonical_json, published_directory, read_object, sha256_file, write_text
 from reread.storage.prepared import SPLITS
 
+IDS = "ids.json"  # beside images: their ids, which are part of no version
 HEAD_ROWS = 1000
 PREVIEW_ROWS = 3
 SENTENCE_WORDS = 6  # the name of a column is shorter, unless it is a question
@@ -77,6 +87,7 @@ class _Scan:
     split: "array[int]" = field(default_factory=lambda: array("b"))  # -1: not given
     left_out: Counter[str] = field(default_factory=Counter)
     first_left_out: dict[str, str] = field(default_factory=dict)
+    values: set[float | None] = field(default_factory=set)  # of a regression, the first two different numbers
     noted: Counter[str] = field(default_factory=Counter)  # of what is kept
     first_noted: dict[str, str] = field(default_factory=dict)
 
@@ -93,7 +104,8 @@ class _Scan:
 class Preview:
     """A data set that is not added: its first rows in the table's order, and how many it has of what.
 
-    counts: int64 [K, 3], rows of each class in train, validation and test; dropped: {why: rows}.
+    counts: int64 [K, 3], rows of each class in train, validation and test; dropped: {why: rows}; version: that of the
+    manifest, "" of images, whose pixels it depends on.
     """
 
     rows: tuple[Document, ...]
@@ -101,6 +113,7 @@ class Preview:
     counts: np.ndarray
     splits: dict[str, int]
     dropped: Mapping[str, int]
+    version: str = ""
 
     def named(self, labels: tuple[Any, ...]) -> list[str]:
         """Return a row's labels by their names, or its number."""
@@ -187,7 +200,10 @@ class Table:
         try:
             return float(value)
         except ValueError:
-            raise InputError(f"{where}, column '{self.columns.labels[0]}': {value!r} is no number") from None
+            raise InputError(
+                f"{where}, column '{self.columns.labels[0]}': {value!r} is no number: write it with a decimal point, "
+                "and without separators of thousands, currency or unit"
+            ) from None
 
     def content_of(self, row: Row, where: str) -> str:
         """Return a row's text, or the name of its image; texts of several columns are joined by line breaks."""
@@ -362,7 +378,8 @@ def preview(
         if len(shown) < PREVIEW_ROWS:
             shown.append(document)
     census.check(name)
-    return Preview(tuple(shown), tuple(about.classes), census.counts, census.splits(), about.dropped)
+    version = census.version() if table.columns.kind == "text" else ""
+    return Preview(tuple(shown), tuple(about.classes), census.counts, census.splits(), about.dropped, version)
 
 
 def check_name(name: str) -> None:
@@ -391,6 +408,11 @@ def _chosen(
             f"{table.path}: column '{table.columns.labels[0]}' has {len(classes):,} different values: that is no "
             "class, give another column by --label, or --task regression where it has numbers"
         )
+    if len(scan.values) == 1:
+        raise InputError(
+            f"{table.path}: column '{table.columns.labels[0]}' has the same number in each row: nothing can be "
+            "learned, give another column by --label"
+        )
     single = table.columns.task == "single-label"
     if single and _labels_in_cells(table) and 1 < len(classes) == len(scan.number):
         raise InputError(
@@ -414,6 +436,7 @@ def _chosen(
     if len(content) > 1 and not content.any():
         raise InputError(f"{table.path}: all {_rows(len(content))} have the same {table.columns.kind}: give others")
     kept = _without_later_copies(content, split)
+    _refuse_few_groups(table, scan, split[kept])
     if dropped := int((~kept).sum()):
         scan.left_out[LEFT_OUT_TWICE] += dropped
         say(f"left out: {_rows(dropped)} {LEFT_OUT_TWICE}")
@@ -462,6 +485,8 @@ def _scan(table: Table) -> _Scan:
             continue
         _note_cells(scan, table, row, labels, where)
         scan.classes.update(labels)
+        if table.columns.task == "regression" and len(scan.values) < 2:
+            scan.values.add(table.number_of(row, where))
         content = _file_bytes(table, text, where) if table.columns.kind == "image" else normalised_text(text).encode()
         scan.key += _digest(content)
         group = table.group_of(row, number, where)
@@ -510,6 +535,18 @@ def _refuse_split_without_rows(table: Table, given: np.ndarray) -> None:
             column = "the top folder" if has_class_folders(table.path) else f"column '{table.columns.split}'"
             named = table.split_file or column
             raise InputError(f"{table.path}: {named} names no {split} row: --split none splits by content")
+
+
+def _refuse_few_groups(table: Table, scan: _Scan, split: np.ndarray) -> None:
+    """Raise InputError where whole groups leave a split without a row. split: uint8 of the rows that are kept."""
+    counts = np.bincount(split, minlength=len(SPLITS))
+    if table.columns.group is None or not len(split) or counts.all() or max(scan.split) >= 0:
+        return
+    groups = len(np.unique(np.frombuffer(scan.group, "V16")))
+    raise InputError(
+        f"{table.path}: split '{SPLITS[int(counts.argmin())]}' would have no rows, because the {groups:,} groups of "
+        f"column '{table.columns.group}' stay whole: give more groups, or --group {NO_COLUMN}"
+    )
 
 
 def _splits(scan: _Scan) -> np.ndarray:
@@ -620,6 +657,12 @@ class _Census:
         """Return the rows of each split."""
         return {split: self.split.count(number) for number, split in enumerate(SPLITS)}
 
+    def version(self) -> str:
+        """Return the version of texts, as ``reread.preprocessing.raw.content_version`` does."""
+        version = hashlib.sha256(canonical_json([list(self.about.classes), self.about.task]).encode())
+        version.update(np.sort(np.frombuffer(self.lines, "V32")).tobytes())
+        return version.hexdigest()
+
     def check(self, name: str) -> None:
         """Raise InputError where rows share an id, splits a group, or a split or all classes but one have no row."""
         if self.kind == "text" and len(np.unique(np.frombuffer(self.ids, "V16"))) < len(self.split):
@@ -648,8 +691,6 @@ def _write_documents(name: str, directory: Path, rows: Iterator[tuple[str, Docum
             source.seek(ends[row])
             file.write(source.read(ends[row + 1] - ends[row]))
     os.remove(unordered)
-    version = hashlib.sha256(canonical_json([list(about.classes), about.task]).encode())
-    version.update(np.sort(digests).tobytes())
     path = directory / DOCUMENTS
     return DataSetEntry(
         kind="text",
@@ -657,7 +698,7 @@ def _write_documents(name: str, directory: Path, rows: Iterator[tuple[str, Docum
         classes=tuple(about.classes),
         source=about.source,
         licence=about.licence,
-        version=version.hexdigest(),
+        version=census.version(),
         files={path.name: FileEntry(sha256_file(path), path.stat().st_size, len(splits))},
         splits=census.splits(),
         leaks={how: _leaks(keys, splits) for how, keys in (("exact", census.exact), ("normalised", census.normalised))},
@@ -699,6 +740,7 @@ def _add_images(
     elif about.task == "regression":
         labels = np.zeros((count, 1), np.float32)
     split = np.zeros(count, np.uint8)
+    ids: list[str] = []
     groups: list[str | None] = []
     images: np.ndarray | None = None
     Path(data_directory).mkdir(parents=True, exist_ok=True)
@@ -713,6 +755,7 @@ def _add_images(
                     with open(file, "r+b") as reserved:
                         os.posix_fallocate(reserved.fileno(), 0, file.stat().st_size)
             images[row], split[row] = pixels, SPLITS.index(document.split)
+            ids.append(document.id)
             groups.append(document.group)
             if several:
                 labels[row, list(document.labels)] = 1
@@ -721,7 +764,44 @@ def _add_images(
         if images is None:
             raise InputError(f"{name} has no rows: a data set needs rows in {', '.join(SPLITS)}")
         known = [group for group in groups if group is not None] or None
-        return add_data_set(name, ImageRows(about, images, labels, split, known), data_directory, manifest_path)
+        added = ImageRows(about, images, labels, split, known)
+        with published_directory(Path(data_directory) / name, replace=True) as directory:
+            entry = write_rows(name, directory, added)
+            about_ids = {"version": entry.version, "ids": _as_written(ids, added, directory)}
+            write_text(directory / IDS, json.dumps(about_ids))  # in ASCII: a file's name may be no UTF-8
+        record(name, entry, manifest_path)
+    return entry
+
+
+def _as_written(ids: Sequence[str], rows: ImageRows, directory: Path) -> list[str]:
+    """Return the ids of images in the order in which ``write_rows`` wrote the rows into ``directory``."""
+
+    def digests(*arrays: Iterable[Any]) -> Iterator[bytes]:
+        for image, label, split, group in zip(*arrays, strict=True):
+            yield _digest(image.tobytes() + label.tobytes() + split.tobytes() + str(group).encode())
+
+    waiting = defaultdict(list)  # of equal rows the first is the last of a list
+    none = [""] * len(ids)
+    given = digests(rows.images, rows.labels, rows.split, none if rows.groups is None else rows.groups)
+    for name, digest in reversed(list(zip(ids, given, strict=True))):
+        waiting[digest].append(name)
+    images, labels, split = (load_array(directory / file) for file in (IMAGES, LABELS, SPLIT))
+    groups = none if rows.groups is None else load_array(directory / GROUPS)
+    return [waiting[digest].pop() for digest in digests(images, labels, split, groups)]
+
+
+def row_ids(data: RawDataSet) -> list[str] | None:
+    """Return the id of each row of a data set, in the order of its rows: of an image of a folder, its path.
+
+    None where the data set has no ids: it is of no user, or was added before ids of images were stored.
+    """
+    if isinstance(data, TextDataSet):
+        return [document.id for document in data.documents()]
+    path = data.directory / IDS
+    if not path.is_file():
+        return None
+    stored = read_object(path, "version", "ids")
+    return [*stored["ids"]] if stored["version"] == data.entry.version else None
 
 
 def _with_pixels(

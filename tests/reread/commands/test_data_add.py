@@ -1,6 +1,7 @@
 """`reread data add`: what is refused, and two commands at once."""
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -10,8 +11,12 @@ import pytest
 from PIL import Image
 
 from reread.commands.app import main
+from reread.commands.data_add import try_lock_of
+from reread.planning.trial import MARK
 from reread.preprocessing.ingest import class_counts
 from reread.preprocessing.manifest import open_data_set
+from reread.storage.files import write_json
+from reread.storage.locks import file_lock, is_held
 from reread.storage.source import ROOT
 
 WORDS = {"sport": "ball goal match team", "tech": "chip code data network"}
@@ -81,6 +86,66 @@ def test_options_of_the_text_of_a_table(here):
     here("data", "add", "mine.csv", *options, "--no-header", "--text", "2", "--label", "1")
     data = open_data_set("mine")
     assert data.entry.rows == 60 and data.entry.classes == ("Käse", "Straße")
+
+
+def test_a_dry_run_names_labels_that_a_split_lacks(here):
+    with open(write_table("mine.csv", 60), "a", encoding="utf-8") as file:
+        file.write("\nthe only text of it,rare\n")
+    for dry_run in (["--dry-run"], []):
+        assert "row has the label rare" in here("data", "add", "mine.csv", *dry_run)
+
+
+def test_other_content_under_the_name_of_a_data_set_is_named(here):
+    """With the version that it replaces, and what uses it; equal content is not."""
+    path = write_table("mine.csv", 60)
+    here("data", "add", path)
+    before = open_data_set("mine").entry
+    for number in range(2):
+        write_json(Path(f"runs/{number:016x}/job.json"), {"model": "han", "network": {}, "data": "mine"})
+    write_json(Path("reports/mine/plan.json"), {"data": {"mine": {}}})
+    for options in (["--dry-run"], []):
+        assert "replaces" not in here("data", "add", path, *options)
+    write_table("other.csv", 80)
+    for options in (["--dry-run"], []):
+        (line,) = (
+            line for line in here("data", "add", "other.csv", "--name", "mine", *options).splitlines()
+            if line.startswith("replaces mine: ")
+        )  # fmt: skip
+        assert before.version[:12] in line and line.endswith("used by 2 runs, 1 report")
+        assert (open_data_set("mine").entry == before) == bool(options)
+
+
+def test_data_on_which_networks_are_tried_is_not_replaced(here):
+    path = write_table("mine.csv", 60)
+    here("data", "add", path)
+    before = open_data_set("mine").entry
+    write_table("mine.csv", 80)
+    for command in (["add", path], ["remove", "mine", "--yes"]):
+        with file_lock(try_lock_of("mine")):
+            assert f"process {os.getpid()}" in here("data", *command, code=2)
+        assert open_data_set("mine").entry == before
+    here("data", "add", path, "--dry-run")
+    here("data", "add", path)
+    assert open_data_set("mine").entry.rows == 80
+
+
+def test_the_lock_is_that_of_try(here):
+    from importlib import import_module
+
+    with import_module("reread.commands.try").alone("mine"):
+        assert is_held(try_lock_of("mine"))
+
+
+def test_the_name_of_an_experiment_of_another_hand_is_warned_of(here):
+    path = write_table("mine.csv", 60)
+    for name in ("params.yaml", "experiments/mine.yaml"):
+        Path(name).parent.mkdir(exist_ok=True)
+        Path(name).write_text("title: Mine\n")
+    said = here("data", "add", path)
+    assert "experiments/mine.yaml" in said and "--name" in said and "Next: reread try" not in said
+    Path("experiments/mine.yaml").write_text(f"{MARK}title: Mine\n")
+    said = here("data", "add", path)
+    assert "experiments/mine.yaml" not in said and "Next: reread try mine" in said
 
 
 def test_images_are_converted_and_what_is_skipped_is_shown_in_the_preview(here):

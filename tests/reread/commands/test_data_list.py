@@ -44,8 +44,17 @@ def test_each_data_set_has_a_row_and_whether_its_files_are_present(here):
     assert [*row, "own data", "present"] in lines and len(lines) == 1 + len(entries)
 
 
+def test_a_number_is_no_class(here):
+    Path("mine.csv").write_text("text,price\n" + "".join(f"Text number {row},{row % 7}\n" for row in range(60)))
+    here("data", "add", "mine.csv", "--label", "price", "--task", "regression")
+    (line,) = (line for line in here("data", "list").splitlines() if line.startswith("mine "))
+    assert re.split(r" {2,}", line.strip())[2:7] == ["regression", "42", "9", "9", "-"]
+
+
 def test_no_data_set_and_a_broken_manifest(here):
     Path("data.manifest.json").unlink()
+    assert "run this from the project's folder" in here("data", "list", code=2)
+    Path("params.yaml").touch()
     assert "no data sets" in here("data", "list") and json.loads(here("data", "list", "--json")) == []
     Path("data.manifest.json").write_text("{}")
     assert "data.manifest.json" in here("data", "list", code=2)

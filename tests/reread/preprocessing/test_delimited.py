@@ -57,6 +57,18 @@ def test_a_table_that_is_written_otherwise_gives_the_same_data_set(written, read
     assert add(write("other.csv", **written), **read).version == plain.version
 
 
+@pytest.mark.parametrize("line", ["sep=;", '"sep=;"'])
+def test_the_line_of_excel_above_the_header_names_the_delimiter(line):
+    plain = add(write("plain.csv"), "plain")
+    text = write("other.csv", delimiter=";").read_text(encoding="utf-8")
+    Path("other.csv").write_text(f"{line}\r\n{text}", encoding="utf-8")
+    assert add(Path("other.csv")).version == plain.version
+    assert next(read_table(Path("other.csv")))[0] == "other.csv, line 3"
+    Path("other.csv").write_text(f"{line}\ntext;label\none,a\n", encoding="utf-8")
+    with pytest.raises(InputError, match="line 3"):
+        list(read_table(Path("other.csv")))
+
+
 def test_a_tsv_may_be_quoted_or_have_another_delimiter():
     plain = add(write("plain.csv"), "plain")
     assert add(write("other.tsv", ";"), delimiter=";").version == plain.version

@@ -157,6 +157,16 @@ def test_a_changed_pin_is_a_new_version_that_must_be_accepted(folder, corpus_of)
     assert len(open_data_set("docstrings", folder.data, folder.manifest).labels) == 5
 
 
+def test_an_edited_source_is_read_again_where_a_new_version_is_accepted(folder, corpus_of):
+    corpus_of("1.0", "One.", "Two.", "Three.", "Four.")
+    old = folder.ingest("docstrings")
+    assert folder.ingest("docstrings", accept_new_version=True) == old
+    corpus_of("1.0", "One.", "Two.", "Three.", "Four.", "Five.")
+    assert folder.ingest("docstrings") == old
+    new = folder.ingest("docstrings", accept_new_version=True)
+    assert new.rows == old.rows + 1 and Manifest.load(folder.manifest).entry("docstrings") == new
+
+
 def test_without_the_old_data_the_refusal_names_versions_and_counts(folder, corpus_of):
     corpus_of("1.0", "One.", "Two.", "Three.", "Four.")
     folder.ingest("docstrings")

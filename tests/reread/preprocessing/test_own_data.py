@@ -5,6 +5,7 @@ import errno
 import json
 import os
 import random
+import re
 import shutil
 import subprocess
 import sys
@@ -14,9 +15,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from reread.preprocessing.image_files import read_image
 from reread.preprocessing.ingest import absent_classes
 from reread.preprocessing.manifest import Manifest, open_data_set
-from reread.preprocessing.own_data import add_table, open_table
+from reread.preprocessing.own_data import add_table, open_table, row_ids
 from reread.preprocessing.prepare import prepare
 from reread.preprocessing.raw import About, add_data_set
 from reread.preprocessing.raw_text import TextRows
@@ -321,6 +323,56 @@ def test_subjects_of_messages_are_no_group_and_those_of_a_study_are():
     assert open_table(path).columns.group is None and open_table(path, group="patient").columns.group == "patient"
 
 
+def test_a_label_that_several_columns_could_be_is_a_guess_and_hinted_at():
+    rows = [
+        {"body": row["body"], "kind": row["stars"], "way": "xy"[number % 2], "rank": number % 4 or ""}
+        for number, row in enumerate(reviews())
+    ]
+    columns = open_table(write(rows)).columns
+    assert columns.labels == ("way",)
+    (hint,) = columns.hints
+    assert "kind (3 values)" in hint and "rank (3 values)" in hint and "--label" in hint
+    assert open_table(Path("reviews.csv"), labels=["kind"]).columns.hints == ()
+    assert open_table(write({"label": row["kind"], **row} for row in rows)).columns.hints == ()
+    assert open_table(write({"body": row["body"], "way": row["way"]} for row in rows)).columns.hints == ()
+
+
+def test_a_second_column_of_texts_is_hinted_at():
+    path = write({"title": f"The title of {number}", **row} for number, row in enumerate(reviews()))
+    (hint,) = open_table(path).columns.hints
+    assert "--text title --text body" in hint
+    assert open_table(path, content=["body"]).columns.hints == ()
+    assert open_table(write({"title": "Always the same one", **row} for row in reviews())).columns.hints == ()
+
+
+def test_numbers_with_a_decimal_comma_are_no_two_labels():
+    rows = [{"body": row["body"], "price": f"{number % 9},{number % 7}5"} for number, row in enumerate(reviews())]
+    columns = open_table(write(rows), labels=["price"]).columns
+    assert (columns.task, columns.separator) == ("single-label", None)
+    (hint,) = columns.hints
+    assert "'price'" in hint and "--task regression" in hint and "decimal points" in hint
+    assert open_table(Path("reviews.csv"), labels=["price"], task="multi-label").columns.separator == ","
+    with pytest.raises(InputError, match=r"line 2, column 'price': '0,05' is no number.*decimal point"):
+        add(Path("reviews.csv"), labels=["price"], task="regression")
+    rows[5]["price"] = "1,2,3"
+    assert open_table(write(rows), labels=["price"]).columns.separator == ","
+
+
+def test_the_same_number_in_each_row_is_refused():
+    rows = [{"body": row["body"], "price": "5" if number % 2 else "5.0"} for number, row in enumerate(reviews())]
+    with pytest.raises(InputError, match=r"column 'price' has the same number in each row"):
+        add(write(rows), labels=["price"], task="regression")
+    rows[7]["price"] = "6"
+    assert add(write(rows), labels=["price"], task="regression")[0].rows == 120
+
+
+def test_groups_too_few_for_the_splits_are_named():
+    rows = [{**row, "patient": number % 2} for number, row in enumerate(reviews())]
+    with pytest.raises(InputError, match=r"the 2 groups of column 'patient' stay whole.*--group none"):
+        add(write(rows))
+    assert add(Path("reviews.csv"), group="none")[0].rows == 120
+
+
 def test_quotation_marks_of_a_tsv_merge_no_rows():
     rows = [(f"Text {number} of it", "ab"[number % 2]) for number in range(200)]
     for number, text in {3: '"Open', 90: 'that closes "', 120: 'in "the" middle', 150: '"', 170: '"Whole"'}.items():
@@ -615,6 +667,55 @@ def test_an_image_of_16_bits_is_scaled_and_one_of_unknown_range_refused():
         with pytest.raises(InputError, match=rf"wide{number}\.tif.*32 bits"):
             add(Path("photos"), "wide")
         Path(f"photos/a/wide{number}.tif").unlink()
+
+
+def test_broken_images_are_named_together_up_to_ten_and_a_missing_one_is_missing():
+    folder = pictures("photos", 40) / "a"
+    for number in range(12):
+        (folder / f"broken{number:02}.png").write_bytes(b"no image")
+        with pytest.raises(InputError) as error:
+            add(Path("photos"))
+        names = [f"a/broken{each:02}.png" for each in range(min(number + 1, 10))]
+        assert re.findall(r"a/broken\d+\.png", str(error.value)) == names
+    with pytest.raises(InputError, match=r"^photos/none\.png is missing"):
+        read_image(Path("photos/none.png"), "photos/none.png")
+    assert not Path("data/mine").exists()
+
+
+@pytest.mark.parametrize("grouped", [False, True])
+def test_images_keep_their_ids_which_change_no_version(grouped):
+    rows = []
+    for number in range(60):
+        # Two of them are equal, in one split.
+        Image.new("L", (4, 4), max(1, number)).save(Path(f"p{number}.png"))
+        rows.append({"image": f"p{number}.png", "name": f"no {number}", "label": "ab"[max(1, number) % 2]})
+    options = {"identity": "name"}
+    if grouped:
+        rows = [{**row, "patient": f"g{max(1, number) // 2}"} for number, row in enumerate(rows)]
+    entry, _ = add(write(rows), **options)
+    data = open_data_set("mine")
+    assert row_ids(data) is not None and set(entry.files) == {"images.npy", "labels.npy", "split.npy"} | (
+        {"groups.npy"} if grouped else set()
+    )
+    for place, name in enumerate(row_ids(data)):
+        row = rows[int(name.removeprefix("no "))]
+        assert data.images[place, 0, 0, 0] == np.asarray(Image.open(row["image"]))[0, 0]
+        assert entry.classes[data.labels[place]] == row["label"]
+        assert not grouped or data.group_names[place] == row["patient"]
+    assert sorted(row_ids(data)) == sorted(row["name"] for row in rows)
+    again, _ = add(Path("reviews.csv"), "again", identity="none")
+    assert (again.version, again.files) == (entry.version, entry.files)
+    # As a data set has it that was added before, or whose images another hand has replaced.
+    Path("data/again/ids.json").write_text(Path("data/again/ids.json").read_text().replace(entry.version, "0" * 64))
+    assert row_ids(open_data_set("again")) is None
+    Path("data/again/ids.json").unlink()
+    assert row_ids(open_data_set("again")) is None
+
+
+def test_texts_have_their_ids():
+    add(write(reviews()))
+    data = open_data_set("mine")
+    assert row_ids(data) == [document.id for document in data.documents()]
 
 
 def test_the_orientation_of_a_photograph_is_applied():
