@@ -1,5 +1,6 @@
 """Checks of a network's code before its first epoch: an error in it is one line, and not a wrong verdict.
 
+scores     they are [n, K] and numbers, and those of a row are the same again and without the rest of its batch
 padding    an output may not depend on how far a batch is padded
 gradient   every weight of the debug size gets a gradient of the loss
 export     the debug size can be exported for any batch size, as serving needs
@@ -20,9 +21,11 @@ import torch
 from torch import Tensor, nn
 
 import models
+from cuda_ext.errors import KernelError
 from models.objectives import Objective, make_objective, scores
 from reread import kinds
 from reread.batches import collation
+from reread.goals import beyond_labels
 from reread.storage.arrays import Int64Array
 from reread.storage.errors import InputError
 from reread.storage.files import content_key, write_json
@@ -65,7 +68,9 @@ def check_network(
         # Any state will do, as long as it is always the same.
         torch.manual_seed(0)
         rows = few_rows(prepared)
-        refuse_padding(models.build(model, settings, prepared.description).eval(), model, prepared, rows)
+        network = models.build(model, settings, prepared.description).eval()
+        refuse_wrong_scores(network, model, prepared, rows)
+        refuse_padding(network, model, prepared, rows)
         debug = models.build(model, dataclasses.asdict(models.debug(model)), prepared.description).eval()
         inputs = collation.inputs(prepared, rows)
         loss = make_objective(objective, prepared.description, prepared.labels[prepared.rows("train")])
@@ -92,6 +97,45 @@ def few_rows(prepared: Prepared) -> Int64Array:
     return some[np.argsort(collation.sizes(prepared, some), kind="stable")[places]]
 
 
+@torch.no_grad()
+def refuse_wrong_scores(network: nn.Module, model: str, prepared: Prepared, rows: Int64Array) -> None:
+    """InputError where no weight can be trained, or scores are not float [n, K], are no numbers, are others in a second
+    pass, or depend on the other rows of a batch."""
+    place, inputs, outputs = models.place(model), collation.inputs(prepared, rows), len(prepared.classes)
+    if not any(weight.requires_grad for weight in network.parameters()):
+        raise InputError(f"{place} has no weight that can be trained: let one require a gradient")
+    try:
+        answers = scores(network(*inputs))
+    except KernelError as error:  # in strict mode, which refuses references
+        raise InputError(str(error)) from None
+    if answers.shape != (len(rows), outputs):
+        what = f"output{'s' * (outputs > 1)}" if beyond_labels(prepared.description["task"]) else "classes"
+        raise InputError(
+            f"{place} returns {list(answers.shape)}: {prepared.description['name']} has {outputs} {what}, so return "
+            f"{[len(rows), outputs]}"
+        )
+    if not answers.isfinite().all():
+        raise InputError(
+            f"{place} returns {float(answers[~answers.isfinite()][0])} before it is trained: look for a division by 0, "
+            "a logarithm of 0 or an overflow"
+        )
+    # Float32 sums of large scores differ by more.
+    most = TOLERANCE * max(1.0, float(answers.abs().max()))
+    difference = float((answers - scores(network(*inputs))).abs().max())
+    if not difference <= most:
+        raise InputError(
+            f"{place} is random in evaluation mode: a score is another by {difference:.2g} in a second pass; use "
+            "nn.Dropout, or self.training"
+        )
+    fewer = max(1, len(rows) // 2)
+    difference = float((answers[:fewer] - scores(network(*(part[:fewer] for part in inputs)))).abs().max())
+    if not difference <= most:
+        raise InputError(
+            f"{place}: the score of a row depends on the other rows of its batch: without some of them it is another "
+            f"by {difference:.2g}; compute nothing across rows in evaluation mode"
+        )
+
+
 def refuse_padding(network: nn.Module, model: str, prepared: Prepared, rows: Int64Array) -> None:
     """InputError where padding that is appended to a batch changes a score; kinds without padding have none."""
     entry = kinds.kind(prepared.kind).padding
@@ -112,7 +156,9 @@ def refuse_no_gradient(
 ) -> None:
     """InputError where a weight of the debug size gets no gradient of the training loss, which may use weights that no
     output depends on (a decoder)."""
-    objective.loss(network, network(*inputs), target, inputs).backward()
+    loss = objective.loss(network, network(*inputs), target, inputs)
+    if loss.requires_grad:
+        loss.backward()
     left = [name for name, weight in network.named_parameters() if weight.requires_grad and weight.grad is None]
     network.zero_grad(set_to_none=True)
     if left:

@@ -1,4 +1,4 @@
-"""A network's code is checked before its first epoch: padding, gradients and export, in one line."""
+"""A network's code is checked before its first epoch: scores, padding, gradients and export, in one line."""
 
 import dataclasses
 
@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.nn import functional
 
 import models
 from reread.batches import collation
@@ -53,6 +54,19 @@ class Forgetful(nn.Module):
         return self.used(rows) if not self.branch else self.used(rows) - self.unused(rows)
 
 
+class Changed(nn.Module):
+    """A mean of word vectors with ``change`` applied to it."""
+
+    def __init__(self, change, outputs=3):
+        super().__init__()
+        self.change = change
+        self.embedding = nn.Embedding(30, 4)
+        self.classifier = nn.Linear(4, outputs)
+
+    def forward(self, tokens, word_counts, sentence_counts):
+        return self.classifier(self.change(self.embedding(tokens[:, 0, 0])))
+
+
 @pytest.fixture
 def prepared(text_directory):
     return open_prepared(text_directory)
@@ -77,12 +91,53 @@ def test_what_fails_is_checked_again(tmp_path, prepared, monkeypatch):
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda rows: rows - rows.mean(dim=0), "other rows of its batch"),
+        (nn.BatchNorm1d(4, track_running_stats=False), "other rows of its batch"),
+        (lambda rows: functional.dropout(rows, 0.5), "random in evaluation mode"),
+        (lambda rows: rows + torch.randn_like(rows), "random in evaluation mode"),
+        (lambda rows: rows / (rows.sum() * 0), r"returns (nan|-?inf)"),
+        (lambda rows: rows.unsqueeze(1), r"\[8, 1, 3\].*\[8, 3\]"),
+    ],
+)
+def test_scores_that_are_of_no_use_are_refused(change, said, prepared):
+    torch.manual_seed(0)
+    with pytest.raises(InputError, match=rf"models/mine.py.*{said}"):
+        network_check.refuse_wrong_scores(Changed(change).eval(), "mine", prepared, few_rows(prepared))
+
+
+def test_scores_of_a_network_that_is_random_in_training_alone_are_accepted(prepared):
+    rows = few_rows(prepared)
+    for layer in (nn.Dropout(0.5), nn.BatchNorm1d(4)):
+        network_check.refuse_wrong_scores(Changed(layer).eval(), "mine", prepared, rows)
+    network_check.refuse_wrong_scores(Changed(nn.Identity()).eval(), "mine", prepared, rows[:1])
+
+
+def test_scores_of_another_shape_are_refused_before_all_else(tmp_path, prepared, monkeypatch):
+    monkeypatch.setattr(models, "build", lambda *_: Changed(torch.randn_like, outputs=4))
+    with pytest.raises(InputError, match=r"models/word_average.py.*\[8, 4\].*3 classes.*\[8, 3\]"):
+        check_network("word_average", SETTINGS, OBJECTIVE, prepared, tmp_path)
+
+
+def test_a_network_without_a_weight_to_train_is_refused(prepared):
+    network = Changed(nn.Identity()).requires_grad_(False).eval()
+    with pytest.raises(InputError, match=r"models/mine.py.*no weight"):
+        network_check.refuse_wrong_scores(network, "mine", prepared, few_rows(prepared))
+
+
 def test_a_maximum_over_padding_is_refused_and_one_with_a_mask_is_not(prepared):
     rows = few_rows(prepared)
     torch.manual_seed(0)
     network_check.refuse_padding(Convolution(masked=True).eval(), "mine", prepared, rows)
     with pytest.raises(InputError, match=r"models/mine.py.*padding"):
         network_check.refuse_padding(Convolution(masked=False).eval(), "mine", prepared, rows)
+
+
+class Detach(nn.Module):
+    def forward(self, rows):
+        return rows.detach()
 
 
 class Squares:
@@ -101,6 +156,9 @@ def test_a_weight_without_a_gradient_is_named_unless_the_loss_depends_on_it():
     with pytest.raises(InputError, match=r"models/mine.py.*'unused.weight'"):
         network_check.refuse_no_gradient(Forgetful(branch=False), "mine", inputs, target, Squares(decodes=False))
     network_check.refuse_no_gradient(Forgetful(branch=False), "mine", inputs, target, Squares(decodes=True))
+    detached = nn.Sequential(nn.Linear(5, 3), Detach())
+    with pytest.raises(InputError, match=r"models/mine.py.*'0.weight'"):
+        network_check.refuse_no_gradient(detached, "mine", inputs, target, Squares(decodes=False))
 
 
 @pytest.mark.parametrize("model", models.available())
