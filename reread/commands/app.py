@@ -1,6 +1,5 @@
 """The command ``reread``. Its subcommands are the files of this folder, and only the one that is called is imported."""
 
-import importlib
 import io
 import sys
 from typing import Any
@@ -20,6 +19,8 @@ class Subcommands(TyperGroup):
     """The subcommands by name and first line of help; the one that is called is replaced by its own file's command."""
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:  # of Typer's own copy of Click
+        if args and args[0] not in REGISTRY.available() and (REGISTRY.folder / f"{args[0]}.py").is_file():
+            REGISTRY.module(args[0])  # says what the file lacks
         name, resolved, rest = super().resolve_command(ctx, args)
         if not resolved or not name:
             return name, None, rest
@@ -40,7 +41,7 @@ def display_name(name: str) -> str:
 
 def load(name: str) -> Any:
     """Import reread/commands/NAME.py and return its ``command`` for Typer, with the file's docstring as its help."""
-    module = importlib.import_module(f"reread.commands.{name}")
+    module = REGISTRY.module(name)
     app = typer.Typer(rich_markup_mode=None, add_completion=False, pretty_exceptions_enable=False)
     # \b keeps the lines of a paragraph as they are.
     text = (module.__doc__ or "").strip().replace("\n\n", "\n\n\b\n")

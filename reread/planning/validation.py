@@ -11,11 +11,12 @@ from collections.abc import Mapping
 from dataclasses import MISSING, fields, is_dataclass
 from typing import Any, get_args, get_origin, get_type_hints
 
-from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
+from pydantic import BaseModel, ConfigDict, PydanticUserError, TypeAdapter, ValidationError
 
 from reread.storage.errors import InputError, nearest, printable
 from reread.storage.registry import registry
 from reread.storage.settings import Tagged, alternatives, markers, to_json
+from reread.storage.source import ROOT, module_file
 
 CONFIG = ConfigDict(strict=True, extra="forbid")
 QUOTED = re.compile("'([^']*)'")
@@ -26,8 +27,10 @@ UNKNOWN = ("extra_forbidden", "unexpected_keyword_argument")
 def read(cls: type, mapping: Any, where: str) -> Any:
     """Return the settings ``cls`` with the values of ``mapping``, defaults filled in, those of registries' members too.
 
-    InputError names the setting by its path, which begins with ``where``, and the nearest right name.
+    InputError names the setting by its path, which begins with ``where``, and the nearest right name; or what is wrong
+    with ``cls``.
     """
+    refuse_wrong_class(cls, where)
     if isinstance(mapping, Mapping):
         mapping = {**mapping, **_resolved_members(cls, mapping, where)}
     return validate(cls, mapping, where)
@@ -44,6 +47,26 @@ def validate(kind: Any, value: Any, where: str) -> Any:
                 f"{where} has a character that UTF-8 cannot encode, or is nested too deeply: remove that"
             ) from None
         raise InputError(_one_line(error, kind, {where: value})) from None
+
+
+@functools.cache
+def refuse_wrong_class(cls: type, where: str) -> None:
+    """InputError where settings are no dataclass with annotations that can be read; it names their file, or ``where``
+    the settings are. Those of a file of this project are frozen."""
+    file = module_file(getattr(cls, "__module__", ""))
+    place = f"{file.relative_to(ROOT) if file else where}: {getattr(cls, '__name__', 'Settings')}"
+    if not is_dataclass(cls):
+        raise InputError(f"{place} is no dataclass: write @dataclass(frozen=True) above it")
+    try:
+        get_type_hints(cls, include_extras=True)
+        _adapter(cls)
+    except (AttributeError, NameError, SyntaxError, TypeError, PydanticUserError) as error:
+        reason = "".join(str(error).splitlines()[:1])
+        raise InputError(
+            f"{place} has an annotation that cannot be read ({type(error).__name__}: {reason}): correct it"
+        ) from None
+    if file and not cls.__dataclass_params__.frozen:  # type: ignore[attr-defined]
+        raise InputError(f"{place} is not frozen: write @dataclass(frozen=True) above it")
 
 
 @functools.cache

@@ -4,11 +4,15 @@ import contextlib
 import difflib
 import errno
 import functools
+import importlib.metadata
 import os
+import re
 import signal
 import sys
+import traceback
 from collections.abc import Callable, Iterable, Iterator
-from types import TracebackType
+from pathlib import Path
+from types import FrameType, TracebackType
 from typing import Any
 
 BREAKS = "\n\t"
@@ -17,6 +21,17 @@ MOST_NAMES = 50  # in a message: a grid has thousands of trials
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 # A folder without write permission, a full disk, a file in place of a folder and vice versa, a name that is too long.
 OF_THE_PLACE = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG, *FULL)
+ROOT = Path(__file__).resolve().parents[2]
+# The package of pyproject.toml that installs what is imported by another name.
+INSTALLED_BY = {
+    "PIL": "pillow",
+    "psycopg2": "psycopg2-binary",
+    "sklearn": "scikit-learn",
+    "sqlalchemy": "mlflow",
+    "starlette": "fastapi",
+    "vl_convert": "vl-convert-python",
+    "yaml": "pyyaml",
+}
 FAULT = os.EX_SOFTWARE  # 70: Python's own code, 1, is a verdict of some commands
 
 
@@ -73,6 +88,63 @@ def is_full_disk(error: OSError) -> bool:
     return error.errno in FULL or (error.errno is None and "requested and" in str(error))
 
 
+def own_frames(error: BaseException) -> list[tuple[FrameType, int]]:
+    """Return the frames of an error's traceback that are of this project, each with its line."""
+    rooms = tuple(f"{ROOT / room}{os.sep}" for room in OURS)
+    walked = traceback.walk_tb(error.__traceback__)
+    return [(frame, line) for frame, line in walked if frame.f_code.co_filename.startswith(rooms)]
+
+
+def last_own_line(error: BaseException) -> str:
+    """Return the last line of this project in an error's traceback: "FILE, line N"; "" where there is none."""
+    frames = own_frames(error)
+    return f"{Path(frames[-1][0].f_code.co_filename).relative_to(ROOT)}, line {frames[-1][1]}" if frames else ""
+
+
+def is_fault_of_member(error: BaseException) -> bool:
+    """Return whether a file of a registry fails while it is imported, by a line of its own."""
+    frames = [frame for frame, _ in own_frames(error)]
+    if not frames:
+        return False
+    file = frames[-1].f_code.co_filename
+    if not any(frame.f_code.co_filename == file and frame.f_code.co_name == "<module>" for frame in frames):
+        return False
+    package, _, name = str(frames[-1].f_globals.get("__name__")).rpartition(".")
+    registry = getattr(sys.modules.get(package), "REGISTRY", None)
+    return registry is not None and name in registry.available()
+
+
+@contextlib.contextmanager
+def faults_of_members() -> Iterator[None]:
+    """Raise InputError, with the line, for an error of a registry's file while it is imported."""
+    try:
+        yield
+    except SyntaxError:
+        raise
+    except Exception as error:
+        if hasattr(error, "exit_code") or absent_package(error) or not is_fault_of_member(error):
+            raise
+        reason = (str(error).splitlines() or ["no reason given"])[0]
+        raise InputError(f"{last_own_line(error)}: {type(error).__name__}: {reason}") from error
+
+
+def absent_package(error: BaseException) -> str:
+    """Return the package, other than those of this project, that an error finds not installed; "" for other errors."""
+    package = (error.name or "").partition(".")[0] if isinstance(error, ModuleNotFoundError) else ""
+    return "" if package in OURS else package
+
+
+def is_needed(package: str) -> bool:
+    """Return whether `reread[run]` has the package that is imported as ``package``."""
+    try:
+        wanted = importlib.metadata.requires("reread") or []
+    except importlib.metadata.PackageNotFoundError:  # a checkout that is not installed
+        return True
+    users = (line for line in wanted if 'extra == "dev"' not in line)
+    names = {re.split(r"[^\w.-]", line, maxsplit=1)[0].lower().replace("_", "-") for line in users}
+    return INSTALLED_BY.get(package, package.lower().replace("_", "-")) in names
+
+
 def end_by_fault(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
     """Print the traceback and exit with FAULT: a ``sys.excepthook``."""
     sys.__excepthook__(kind, error, trace)
@@ -100,16 +172,17 @@ def command(main: Callable[..., int | None]) -> Callable[..., None]:
     """Make ``main`` a command that prints errors as one line on stderr.
 
     Exit codes: 2 for InputError, for a ValueError of another package that has an ``exit_code`` (cuda_ext's
-    KernelError), for a source file with a syntax error, for a package that is not installed, and for a file or folder
-    that cannot be used; 1 for WorkFailed and PassingError; 130 for an interrupt; 141 where the reader of the output has
-    exited; FAULT, after its traceback, for any other error.
+    KernelError), for a source file with a syntax error, for a registry's file that fails when it is imported, for a
+    package that is not installed, and for a file or folder that cannot be used; 1 for WorkFailed and PassingError; 130
+    for an interrupt; 141 where the reader of the output has exited; FAULT, after its traceback, for any other error.
     """
 
     @functools.wraps(main)
     @own_exit_codes()
     def run(*arguments: Any, **keywords: Any) -> None:
         try:
-            code = main(*arguments, **keywords)
+            with faults_of_members():
+                code = main(*arguments, **keywords)
             sys.stdout.flush()
         except ValueError as error:
             exit_code = getattr(error, "exit_code", None)
@@ -118,14 +191,15 @@ def command(main: Callable[..., int | None]) -> Callable[..., None]:
             print(f"error: {printable(error)}", file=sys.stderr)
             sys.exit(exit_code)
         except ModuleNotFoundError as error:
-            package = (error.name or "").partition(".")[0]
-            if package in ("", *OURS):
+            package = absent_package(error)
+            if not package:
                 raise
-            print(
-                f"error: the package '{printable(package)}' is not installed: `pip install 'reread[run]'` has all that "
-                "reread needs",
-                file=sys.stderr,
-            )
+            absent = f"the package '{printable(package)}' is not installed"
+            if is_needed(package):
+                print(f"error: {absent}: `pip install 'reread[run]'` has all that reread needs", file=sys.stderr)
+            else:
+                problem = ": ".join(filter(None, (printable(last_own_line(error)), absent, "install it")))
+                print(f"error: {problem}", file=sys.stderr)
             sys.exit(2)
         except SyntaxError as error:
             # Every file of a registry is parsed to list its members: a new network, a new optimiser.

@@ -15,7 +15,7 @@ from typing import Any
 from reread.storage import outside
 from reread.storage.errors import InputError, nearest
 from reread.storage.settings import from_json
-from reread.storage.source import ROOT, defined_names
+from reread.storage.source import ROOT, defined_names, parse
 
 
 @dataclass(frozen=True)
@@ -38,17 +38,14 @@ class Registry:
         return sorted(path.stem for path in self.folder.glob("*.py") if set(self.requires) <= defined_names(path))
 
     def module(self, name: str) -> ModuleType:
-        """Import the member ``name``; InputError names the nearest one where there is none.
+        """Import the member ``name``; InputError names what its file lacks or, where there is none, the nearest one.
 
         Another package may provide it (reread/storage/outside.py).
         """
         if outside.provides(self.package, name):
             return outside.module(self.package, name)
         if name not in self.available():
-            raise InputError(
-                f"unknown {self.what} '{name}': "
-                f"{nearest(name, [*self.available(), *outside.entry_points(self.package)])}"
-            )
+            raise InputError(_why_not(self, name))
         return importlib.import_module(f"{self.package}.{name}")
 
     def resolve(self, tagged: Mapping[str, Any]) -> tuple[ModuleType, Any]:
@@ -56,6 +53,18 @@ class Registry:
         values = dict(tagged)
         module = self.module(values.pop("name"))
         return module, from_json(module.Settings, values)
+
+
+def _why_not(registry: Registry, name: str) -> str:
+    """Say why ``name`` is no member of ``registry``. No key has this text (reread/storage/numeric.py)."""
+    path = registry.folder / f"{name}.py"
+    if name.isidentifier() and path.is_file():
+        parse(path)  # a syntax error has its own message
+        defined = defined_names(path)
+        missing = [needed for needed in registry.requires if needed not in defined]
+        return f"{path.relative_to(ROOT)} defines no {missing[0]}, which every {registry.what} must have: define it"
+    known = [*registry.available(), *outside.entry_points(registry.package)]
+    return f"unknown {registry.what} '{name}': {nearest(name, known)}"
 
 
 @functools.cache

@@ -107,7 +107,11 @@ def parsed(source: bytes, path: Path) -> ast.Module:
 @functools.cache
 def _defined_names(path: Path, _changed: tuple[int, int]) -> frozenset[str]:
     names: set[str] = set()
-    for node in parse(path).body:
+    try:
+        body = parse(path).body
+    except SyntaxError:
+        return frozenset()
+    for node in body:
         if isinstance(node, ast.ClassDef | ast.FunctionDef):
             names.add(node.name)
         elif isinstance(node, ast.Assign):
@@ -118,7 +122,7 @@ def _defined_names(path: Path, _changed: tuple[int, int]) -> frozenset[str]:
 
 
 def defined_names(path: Path) -> frozenset[str]:
-    """Return the names that a source file defines at its top level."""
+    """Return the names that a source file defines at its top level; none where it does not parse."""
     return _defined_names(path, changed(path))
 
 

@@ -52,6 +52,10 @@ def test_a_new_file_is_a_new_subcommand(tmp_path):
     (tmp_path / "reread/commands/added.py").write_text(ADDED)
     assert python("-m", "reread", "added", "--number", "3", cwd=tmp_path).stdout == "3\n"
     assert re.search(r"added +Print a number\.", python("-m", "reread", "--help", cwd=tmp_path).stdout)
+    (tmp_path / "reread/commands/added.py").write_text(ADDED.replace("def command", "def comand"))
+    done = python("-m", "reread", "added", cwd=tmp_path)
+    assert done.returncode == 2 and done.stderr.count("\n") == 1
+    assert "reread/commands/added.py defines no command" in done.stderr
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """Settings are checked against their annotations, and what is wrong is named in one line with its place."""
 
 import functools
+import threading
 from dataclasses import dataclass, replace
 from typing import Annotated, Literal
 
@@ -96,3 +97,41 @@ def test_a_value_that_is_no_number_gets_no_advice_on_exponents():
     with pytest.raises(InputError) as refused:
         read(Settings, {"rate": "fast"}, "params")
     assert "params.rate is 'fast'" in str(refused.value) and "1e-3" not in str(refused.value)
+
+
+class NoDataclass:
+    units: int = 3
+
+
+@dataclass
+class NotFrozen:
+    units: int = 3
+
+
+@dataclass(frozen=True)
+class Misspelt:
+    units: "Anotated[int, Range(1)]" = 3  # noqa: F821
+
+
+@dataclass(frozen=True)
+class NoSetting:
+    units: threading.Lock = None
+
+
+@pytest.mark.parametrize(
+    ("cls", "problem"),
+    [
+        (NoDataclass, "NoDataclass is no dataclass"),
+        (NotFrozen, "NotFrozen is not frozen"),
+        (Misspelt, "Misspelt has an annotation .*'Anotated'"),
+        (NoSetting, "NoSetting has an annotation "),
+    ],
+)
+def test_settings_that_cannot_be_read_are_named_with_their_file(cls, problem):
+    with pytest.raises(InputError, match=rf"^tests/reread/planning/test_validation.py: {problem}.*$"):
+        read(cls, {}, "params")
+
+
+def test_settings_that_are_no_class_are_named_by_their_place():
+    with pytest.raises(InputError, match=r"^params: Settings is no dataclass"):
+        read(None, {}, "params")

@@ -4,7 +4,7 @@ import errno
 
 import pytest
 
-from reread.storage.errors import InputError, PassingError, WorkFailed, command, nearest
+from reread.storage.errors import InputError, PassingError, WorkFailed, command, is_needed, nearest
 from reread.storage.files import write_text
 
 
@@ -54,6 +54,14 @@ def test_an_error_is_one_line_and_a_code(error, code, message, capsys):
     assert ended.value.code == code
     printed = capsys.readouterr().err
     assert message in printed and printed.count("\n") == 1 and printed.endswith("\n")
+
+
+@pytest.mark.parametrize(
+    ("package", "needed"),
+    [("torch", True), ("sklearn", True), ("pydantic_settings", True), ("sphinx", False), ("torchvisionx", False)],
+)
+def test_a_package_that_reread_needs_is_known_by_the_name_that_imports_it(package, needed):
+    assert is_needed(package) is needed
 
 
 def test_many_names_are_counted_and_not_listed():

@@ -5,7 +5,8 @@ import sys
 
 import pytest
 
-from reread.storage.errors import InputError
+from reread.storage import errors
+from reread.storage.errors import InputError, command
 from reread.storage.registry import Registry, registry
 from reread.storage.source import ROOT
 
@@ -52,6 +53,59 @@ def test_an_unknown_member_is_named_with_the_nearest_one(things):
         things.module("smal")
     with pytest.raises(InputError, match="'length'"):
         things.resolve({"name": "small", "length": 1})
+
+
+@pytest.mark.parametrize("absent", ["Settings", "build"])
+def test_the_name_that_a_file_lacks_is_named(things, absent):
+    (things.folder / "smaller.py").write_text(MEMBER.replace(absent, "another"))
+    with pytest.raises(InputError, match=rf"^registered_things/smaller.py defines no {absent},.* thing "):
+        things.module("smaller")
+
+
+@pytest.fixture
+def said(things, tmp_path, monkeypatch, capsys):
+    """Writes a member, imports it in a command, and returns the exit code and the output on stderr."""
+    monkeypatch.setattr(errors, "ROOT", tmp_path)
+    monkeypatch.setattr(errors, "OURS", (things.package,))
+
+    def run(text):
+        (things.folder / "broken.py").write_text(text)
+        with pytest.raises(SystemExit) as ended:
+            command(lambda: registry(things.package).module("broken") and None)()
+        return ended.value.code, capsys.readouterr().err
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("line", "problem"),
+    [
+        ("DEBUG = Settings(sise=1)", "TypeError: Settings.__init__() got an unexpected keyword argument 'sise'"),
+        ("DEBUG = Setings()", "NameError: name 'Setings' is not defined"),
+        ("from reread.storage.settings import Rang", "ImportError: cannot import name 'Rang'"),
+        ("class Net:\n    size = int('a')", "line 11: ValueError: invalid literal"),
+        ("from registered_things.layers import Net", "No module named 'registered_things.layers'"),
+        ("import surely_absent", "the package 'surely_absent' is not installed: install it"),
+    ],
+)
+def test_a_member_that_fails_at_its_import_is_named_with_its_line(said, line, problem):
+    code, printed = said(f"{MEMBER}{line}\n")
+    assert code == 2 and printed.count("\n") == 1
+    assert printed.startswith("error: registered_things/broken.py, line 1") and problem in printed
+
+
+def test_a_fault_that_is_not_in_the_member_is_not_hidden(said, things):
+    (things.folder / "no_member.py").write_text("raise RuntimeError('imported')\n")
+    (things.folder / "broken.py").write_text(f"{MEMBER}from registered_things import no_member\n")
+    with pytest.raises(RuntimeError, match="imported"):
+        command(lambda: things.module("broken") and None)()
+
+
+def test_a_file_that_does_not_parse_is_refused_where_it_is_named_and_nowhere_else(things):
+    (things.folder / "half.py").write_text(f"{MEMBER}def\n")
+    assert things.available() == ["small"] and things.module("small")
+    with pytest.raises(SyntaxError):
+        things.module("half")
 
 
 def test_a_package_s_registry_is_found_by_its_name(things):
