@@ -15,8 +15,8 @@ from reread.storage.job import Job
 
 NOTE = "mlflow.note.content"
 RESULT, VERDICT = "result", "verdict"
-# What a run is on the pages of an experiment: "variant" or "baseline" in the table, "seed" in the charts. Runs that the
-# report no longer has, of settings that have changed, lose it.
+# What a run is on the pages of an experiment: "variant" or "baseline" in the table, "seed" in the charts. Runs with
+# other settings than the experiment's file have none, unless a report has them; those that a report leaves out lose it.
 ROLE, SEED = "role", "seed"
 METRICS, VERDICTS, PLAN, PAGE = "metrics.json", "verdicts.json", "plan.json", "report.html"
 

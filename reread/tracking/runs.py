@@ -85,6 +85,28 @@ def by_seed(runs: Iterable["Run"]) -> list[Mapping[str, float]]:
     ]
 
 
+def is_trial(job: Job, root: Path) -> bool:
+    """Return whether a job has other settings or data than its variant in the experiment's file, as by `--set`.
+
+    Of a variant or an experiment that is not there nothing else is known: then it is none.
+    """
+    from reread.planning.plan import job_settings
+    from reread.planning.resolve import make_plan
+
+    try:
+        plan = make_plan(job.experiment, root=root)
+        variant = plan.variants.get(job.variant)
+        if variant is None:
+            return False
+        settings = (variant.model, variant.data, *variant.settings())
+        key = variant.prepared_key
+        return (job.model, job.data, *job_settings(job)) != settings or (
+            key is not None and job.prepared.name not in plan.arrays_of(key)
+        )
+    except InputError:
+        return False
+
+
 def open_tracking(root: Path = Path()) -> "Tracking":
     """Connect to MLflow (``connect``); Unavailable as there."""
     return Tracking(connect(root), tracking_uri(root), root)
@@ -152,7 +174,7 @@ class Tracking:
                     "mlflow.parentRunId": parent_id,
                     "folder": self._workspace_id(),
                     **seed_and_fold(job),
-                    ROLE: SEED,
+                    **({} if is_trial(job, self.root) else {ROLE: SEED}),
                     "task": description["task"],
                 }
             if result:

@@ -2,16 +2,20 @@
 
 import json
 import os
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from reread.planning.environment import Environment
+from reread.planning.resolve import make_plan
 from reread.storage.errors import InputError
 from reread.storage.files import read_json, write_json
+from reread.storage.source import ROOT
 from reread.tracking.recording import reconcile
 from reread.tracking.runs import MAXIMUM_METRICS, open_tracking
+from reread.tracking.views import TAG, views
 from tests.reread.tracking import examples
 from tests.reread.tracking.examples import (
     Followed,
@@ -206,6 +210,35 @@ def test_runs_of_another_folder_are_left_to_it(folder, tmp_path_factory, monkeyp
     other = tmp_path_factory.mktemp("other")
     assert reconcile(Environment(runs=other / "runs"), other).closed == {}
     assert open_tracking().client.get_run(run_id).info.status == "RUNNING"
+
+
+def test_the_charts_have_the_runs_with_the_settings_of_the_experiment_alone(folder):
+    """Others are hidden until a report has them, also while they train."""
+    (folder / "experiments").mkdir()
+    for name in ("params.yaml", "data.manifest.json", "experiments/tiny.yaml"):
+        shutil.copy2(ROOT / name, folder / name)
+    small, tracking = prepared_text(folder), open_tracking()
+    overrides = [
+        [],
+        ["training.learning_rate=0.02"],
+        ["network.hidden_size=12"],
+        ["preprocessing.min_count=4"],
+        ["training.ema_decay=0.0"],  # the default
+    ]
+    for seed, given in enumerate(overrides):
+        variant = make_plan("tiny", ["han"], overrides=given).variants["han"]
+        prepared = folder / "prepared" / variant.prepared_key
+        shutil.copytree(small, prepared, dirs_exist_ok=True)
+        job = make_job(folder, prepared, "han", seed, experiment="tiny")
+        job = replace(job, data=variant.data, network=variant.network, training=variant.training)
+        run = Followed(job, tracking.record)
+        run.epoch(history(1)[0])
+        finish_run(job)
+        tracking.record(job)
+    shown = json.loads(views("test", ["accuracy"])[f"{TAG}charts"])["searchFilter"]
+    runs = tracking.client.search_runs([tracking.experiment("tiny")], shown)
+    assert sorted(run.data.tags["seed"] for run in runs) == ["0", "4"]
+    assert len(tracking.client.search_runs([tracking.experiment("tiny")], "tags.run_key != ''")) == len(overrides)
 
 
 def test_an_evaluation_that_changed_is_the_latest_value(folder):
