@@ -33,13 +33,16 @@ from reread.planning.resolve import make_plan
 from reread.planning.runs import all_runs, find_run
 from reread.planning.trial import folds_name
 from reread.preprocessing.manifest import open_data_set
+from reread.preprocessing.own_data import row_ids
 from reread.storage.digests import whole
 from reread.storage.errors import InputError
 from reread.storage.files import read_json
 from reread.storage.job import Job
 from reread.storage.ledger import open_run_test_split
 from reread.storage.run_folder import EVALUATION, HISTORY, RunFolder
+from reread.tracking.predictor import labels_from
 from reread.tracking.registry import LoadedModel, load_model
+from reread.tracking.serving import label_threshold
 
 _try = importlib.import_module("reread.commands.try")  # whose name is a keyword
 
@@ -184,10 +187,12 @@ def comparisons(experiment: str) -> pd.DataFrame:
 def predictions(run: str, split: str = "test") -> pd.DataFrame:
     """Return what a run predicted in its newest evaluation, one row per item; ``run`` is a key or a prefix of it.
 
-    Index: item, the id of a document or the number of an image in its data set. Columns: label and prediction, each a
-    list where a row has several, or a number where the data asks for one; then ``probability.CLASS`` of each class. The
-    data set itself is read for the ids. A read of the test split is entered in the ledger. InputError where the run is
-    not evaluated on ``split``.
+    Index: item, the id of a document or of an image that was added, such as its path, or else the number of the row in
+    its data set. Columns: label and prediction, each a list where a row has several, or a number where the data asks
+    for one; then ``probability.CLASS`` of each class. Of several labels those are predicted whose probability is at
+    least the threshold with the best micro F1 on validation: the one of ``tuned_micro_f1``, by which the served model
+    answers, too. The data set itself is read for the ids. A read of the test split is entered in the ledger. InputError
+    where the run is not evaluated on ``split``, and where the data set has been replaced since.
     """
     folder = find_run(run)
     evaluations = list(folder.evaluations())
@@ -196,13 +201,18 @@ def predictions(run: str, split: str = "test") -> pd.DataFrame:
     job = Job.read(folder)
     newest = folder.directory / EVALUATION / evaluations[-1]
     record = RunRecord(job.variant, job.data, job.seed, folder.directory, job.prepared, newest)
-    record.metrics([split])
-    classes = record.description["classes"]
+    threshold = label_threshold(record.metrics(["validation", split]))
+    classes, version = record.description["classes"], record.description["data_version"]
+    data = open_data_set(job.data)
+    if data.entry.version != version:
+        raise InputError(
+            f"run {folder.key} was trained on version {version[:12]} of data set '{job.data}', and {data.directory} "
+            f"has version {data.entry.version[:12]}: run the experiment again on this one, or add the old one again"
+        )
     with open_run_test_split(folder, record.description) if split == "test" else nullcontext():
         labels, probabilities = record.labels(split), record.probabilities(split)
         rows = record.prepared.arrays["raw_indices"][record.prepared.rows(split)]
-    data = open_data_set(job.data)
-    ids = [document.id for document in data.documents()] if hasattr(data, "documents") else None
+    ids = row_ids(data)
     items = [ids[row] for row in rows] if ids else list(rows)
     asked = goal(record.description["task"])
     answers = asked.columns(probabilities, classes)
@@ -210,6 +220,8 @@ def predictions(run: str, split: str = "test") -> pd.DataFrame:
         "label": asked.target_values(labels, classes),
         "prediction": answers.get("label", answers.get("prediction")),
     }
+    if threshold is not None:
+        columns["prediction"] = [list(row) for row in labels_from(threshold, answers["probabilities"])]
     if "probabilities" in answers:
         columns |= {f"probability.{name}": probabilities[:, k] for k, name in enumerate(classes)}
     return pd.DataFrame(columns, index=pd.Index(items, name="item"))

@@ -11,8 +11,10 @@ all that the model answers (reread/tracking/served_model.py). An image is resize
 """
 
 import json
+import os
+import shlex
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from itertools import islice
 from pathlib import Path
@@ -24,7 +26,7 @@ from rich.table import Table
 from rich.text import Text
 
 from reread.commands.options import DATA, VARIANTS
-from reread.storage.errors import InputError
+from reread.storage.errors import InputError, printable
 
 if TYPE_CHECKING:
     import numpy
@@ -34,6 +36,9 @@ if TYPE_CHECKING:
 ROWS_AT_A_TIME = 256
 LIKELIEST, MOST_ATTENDED = 3, 5
 SHOWN_WORDS, SHOWN_LETTERS = 40, 40
+NO_WORD = "There is no word in the document: this is the answer to nothing."
+# A number from this on is shown with six digits and an exponent.
+LARGE = 1e9
 
 
 def command(
@@ -80,7 +85,17 @@ def command(
                 f"--data {data} is {model.kind} data, and this command reads texts and images: `reread serve model "
                 f"{data}` reads it, and in Python reread.load_model('{data}').predict(ROWS)"
             )
+        else:
+            _warn_of_a_file(texts or [])
         _answer(model, rows, as_json)
+
+
+def _warn_of_a_file(texts: Iterable[str]) -> None:
+    """Print a line on stderr for the first of ``texts`` that is the name of a file: of images it would be read."""
+    for name in filter(os.path.isfile, texts):
+        reads = f"--file {printable(shlex.quote(name))} reads the file"
+        print(f"warning: '{printable(name)}' is taken as the text; {reads}", file=sys.stderr)
+        return
 
 
 def _open(name: str | None, stack: ExitStack) -> tuple[BinaryIO, str]:
@@ -143,12 +158,13 @@ def _answer(model: "LoadedModel", rows: Iterator[Any], as_json: bool) -> None:
     heading, answered = f"{model.variant}, version {model.version} of {model.name}\n", False
     while some := list(islice(rows, ROWS_AT_A_TIME)):
         answered = True
-        for row in model.predict(_batch(model, some)).to_dict("records"):
-            if as_json:
-                print(json.dumps(row, ensure_ascii=False))
-            else:
-                console.print(Text(heading), *_readable(row), sep="\n")
-                heading = ""
+        answers = model.predict(_batch(model, some)).to_dict("records")
+        if as_json:
+            print(*(json.dumps(row, ensure_ascii=False) for row in answers), sep="\n")
+            continue
+        for row, notes in zip(answers, _notes(model, some, answers), strict=True):
+            console.print(Text(heading), *notes, *_readable(row), sep="\n")
+            heading = ""
     if not answered:
         print("no document was given, and none is answered", file=sys.stderr)
 
@@ -163,13 +179,11 @@ def _batch(model: "LoadedModel", rows: list[Any]) -> Any:
 
 
 def _readable(row: Mapping[str, Any]) -> Iterable[Text | Table]:
-    if "prediction" in row:  # a number
-        yield from _caveats(row)
-        yield Text(f"{row['prediction']:.4g}", style="bold")
+    if "prediction" in row:
+        yield Text(_number(row["prediction"]), style="bold")
         return
     several = isinstance(row["label"], list)
     label = ", ".join(row["label"]) or "none" if several else row["label"]
-    yield from _caveats(row)
     yield Text(label, style="bold")
     likeliest = Table.grid(padding=(0, 2))
     for name, probability in sorted(row["probabilities"].items(), key=lambda item: -item[1])[:LIKELIEST]:
@@ -179,15 +193,55 @@ def _readable(row: Mapping[str, Any]) -> Iterable[Text | Table]:
         yield from _attended(row["attention"])
 
 
+def _number(value: float) -> str:
+    """Six significant digits, or all before the point of a larger number."""
+    return f"{value:.0f}" if 1e6 <= abs(value) < LARGE else f"{value:.6g}"
+
+
+def _notes(model: "LoadedModel", rows: list[Any], answers: list[dict[str, Any]]) -> Iterator[list[Text]]:
+    """Yield the notes on each answer. Those of a baseline say nothing of words."""
+    if not model.reads_text or "words_read" in answers[0]:
+        yield from (list(_caveats(row)) for row in answers)
+        return
+    knows = _knows(model)
+    for text in rows:
+        if not any(map(str.isalnum, text)):
+            yield [Text(NO_WORD, style="yellow")]
+        elif not knows(text):
+            yield [Text("Nothing in the document is known: an empty one has the same answer.", style="yellow")]
+        else:
+            yield []
+
+
+def _knows(model: "LoadedModel") -> Callable[[str], bool]:
+    """Return whether a baseline knows any feature of a text; of one whose features are others, always true."""
+    from reread.evaluation.char_svm import character_vectoriser
+    from reread.evaluation.linear_models import word_vectoriser, words_of
+    from reread.evaluation.nb_svm import bigram_vectoriser
+    from reread.tracking.baseline_predictor import BaselinePredictor
+
+    vectorisers = {
+        "tf-idf": word_vectoriser,
+        "tf-idf-ridge": word_vectoriser,
+        "nb-svm": bigram_vectoriser,
+        "char-svm": character_vectoriser,
+    }
+    if not isinstance(model.predictor, BaselinePredictor) or model.predictor.name not in vectorisers:
+        return lambda text: True
+    known = set(words_of(model.predictor.state))
+    analyse = vectorisers[model.predictor.name]().build_analyzer()
+    return lambda text: not known.isdisjoint(analyse(text))
+
+
 def _caveats(row: Mapping[str, Any]) -> Iterable[Text]:
-    """Yield notes on an answer: unknown words and truncation. A baseline's answer says nothing of them."""
+    """Yield notes on a network's answer: unknown words and truncation."""
     if "words_read" not in row:
         return
     read, unknown = row["words_read"], row["words_unknown"]
     words = "word" if read == 1 else "words"
     cut = ", the rest of the document was cut" if row["cut"] else ""
     if not read:
-        yield Text("There is no word in the document: this is the answer to nothing.", style="yellow")
+        yield Text(NO_WORD, style="yellow")
     elif unknown == read:
         note = f"None of its {read} {words} is known{cut}: this is the answer to no word in particular."
         yield Text(note, style="yellow")

@@ -35,7 +35,8 @@ def terminal_table(
     by = " or ".join(
         metric_words(score) for score in dict.fromkeys(variant["score"] for variant in metrics["variants"].values())
     )
-    parts.append(Text(f"★ champion: the best mean {by} on the validation split", style="dim"))
+    unregistered = "; validation only: no model is registered" if metrics["evaluated_on"] == "validation" else ""
+    parts.append(Text(f"★ champion: the best mean {by} on the validation split{unregistered}", style="dim"))
     for name, choice in metrics.get("tuned", {}).items():
         score = number(choice["trials"][choice["chosen"]])
         line = Text(f"{name}: the best of {len(choice['trials'])} trials is {choice['chosen']}, {score}")

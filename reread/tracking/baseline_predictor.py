@@ -22,13 +22,14 @@ class BaselinePredictor(Predictor):
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
-        name = read_json(folder / SERVED)["baseline"]
+        self.name = read_json(folder / SERVED)["baseline"]
         (baseline,) = (
-            candidate for candidate in kinds.kind(self.description["kind"]).baselines if candidate.name == name
+            candidate for candidate in kinds.kind(self.description["kind"]).baselines if candidate.name == self.name
         )
-        assert baseline.serve, f"{name} is not served"
+        assert baseline.serve, f"{self.name} is not served"
         self.classes, self.task = self.description["classes"], self.description["task"]
-        self.probabilities = kinds.load(baseline.serve)(load_file(folder / STATE), len(self.classes), self.task)
+        self.state = load_file(folder / STATE)
+        self.probabilities = kinds.load(baseline.serve)(self.state, len(self.classes), self.task)
 
     def answer(self, rows: Sequence[Any], attention: bool) -> pd.DataFrame:
         """Return the answers to some rows; a baseline has no attention."""

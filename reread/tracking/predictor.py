@@ -5,7 +5,7 @@ reread.tracking.registry.load_model uses it directly.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,11 @@ from reread.tracking.temperature import tempered
 THRESHOLD = "threshold.json"
 # Of one label: the temperature of its probabilities, under "temperature"; without the file they are the model's own.
 TEMPERATURE = "temperature.json"
+
+
+def labels_from(threshold: float, probabilities: Iterable[Mapping[str, float]]) -> list[dict[str, float]]:
+    """Return the labels of each row whose probability is at least ``threshold``, with their probabilities."""
+    return [{name: value for name, value in row.items() if value >= threshold} for row in probabilities]
 
 
 class Predictor(ABC):
@@ -47,10 +52,7 @@ class Predictor(ABC):
             return self.answer(self.reader.blank(), attention).iloc[:0]
         table = pd.concat(parts, ignore_index=True)
         if self.threshold is not None:
-            likely = [
-                {name: probability for name, probability in row.items() if probability >= self.threshold}
-                for row in table["probabilities"]
-            ]
+            likely = labels_from(self.threshold, table["probabilities"])
             table["label"], table["probability"] = [list(row) for row in likely], [list(row.values()) for row in likely]
         if self.temperature is not None:
             rows = [list(row.values()) for row in table["probabilities"]]

@@ -49,7 +49,7 @@ class Model(BaseModel):
 
 
 class Predictions(BaseModel):
-    """An answer: one prediction per row, in order, with ``label``, ``probability`` and ``probabilities``."""
+    """An answer per row, in order: ``label``, ``probability`` and ``probabilities``, or the number ``prediction``."""
 
     model: Model
     predictions: list[dict[str, Any]]

@@ -63,6 +63,8 @@ def registered_model(data: str, root: Path = Path()) -> Registered:
     own = root / DATABASE
     if tracking_uri(root) == f"sqlite:///{own.resolve()}":
         if not own.exists():
+            if not (root / "params.yaml").exists():
+                raise InputError(f"{root / 'params.yaml'} is missing: run this from the project's folder")
             raise InputError(
                 f"no model is registered yet ({own.resolve()} does not exist): {_instead_of(data, [], root)}"
             )
@@ -152,4 +154,7 @@ def _instead_of(data: str, known: Sequence[str], root: Path) -> str:
         return f"`reread try {data}` trains some and registers the best"
     if known:
         return nearest(data, known)
-    return "an experiment on that data (`make run` or `make run EXPERIMENT=NAME`) trains some and registers the best"
+    return (
+        "an experiment on that data with `evaluate_on: test` (`make run` or `make run EXPERIMENT=NAME`) trains some "
+        "and registers the best"
+    )

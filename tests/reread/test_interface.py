@@ -1,15 +1,25 @@
 """The Python interface, on runs as they are on disk after training and on published results."""
 
 import importlib
+import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 import pytest
+from PIL import Image
 
+from reread.evaluation import run as evaluation
+from reread.goals.multi_label import MICRO_F1
 from reread.preprocessing.manifest import Manifest, open_data_set
+from reread.preprocessing.prepare import prepare
 from reread.storage.errors import InputError
+from reread.storage.files import read_json
+from reread.storage.ledger import open_run_test_split, read_ledger
+from reread.storage.run_folder import RunFolder
 from reread.storage.source import ROOT
 from tests.reread.tracking.examples import evaluate_run, finish_run, make_job, prepared_text
 
@@ -89,6 +99,70 @@ def test_scores_and_verdicts_are_those_of_the_report(monkeypatch):
         reread.scores("search")
 
 
+def add_tickets(rows: int) -> None:
+    """Each row has one label or two of three, and a few words."""
+    words = ["invoice", "password", "parcel"]
+    lines = [
+        {
+            "id": f"t{row}",
+            "text": f"The {words[row % 3]} of day {row}.",
+            "tags": sorted({words[row % 3], words[row % 2]}),
+        }
+        for row in range(rows)
+    ]
+    Path("tickets.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    reread.data.add("tickets.jsonl", text="text", label="tags", id="id", say=lambda line: None)
+
+
+def test_predictions_are_those_of_the_tuned_threshold_and_of_the_data_set_that_was_prepared(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("REREAD_RUNS", raising=False)
+    add_tickets(90)
+    prepared = prepare("tickets", {"min_count": 1})
+    description = read_json(prepared / "prepared.json")
+    job = replace(make_job(tmp_path, prepared, "han"), data="tickets")
+    run = RunFolder(finish_run(job, description=description))
+    with open_run_test_split(run, description):
+        metrics = read_json(evaluation.evaluate_run(run.directory, prepared) / "metrics.json")
+
+    table = reread.predictions(job.run_key)
+    tags = {line["id"]: line["tags"] for line in map(json.loads, Path("tickets.jsonl").read_text().splitlines())}
+    assert table["label"].to_dict() == {name: tags[name] for name in table.index}
+    predicted, truth = (
+        np.array([[name in row for name in description["classes"]] for row in table[column]], np.float32)
+        for column in ("prediction", "label")
+    )
+    tuned = metrics["test"]["tuned_micro_f1"]
+    assert tuned != metrics["test"]["micro_f1"] and MICRO_F1.value(predicted, truth) == pytest.approx(tuned)
+
+    add_tickets(110)
+    reads = len(read_ledger())
+    versions = f"{description['data_version'][:12]} .* {Manifest.load().entry('tickets').version[:12]}"
+    for split in ("validation", "test"):
+        with pytest.raises(InputError, match=versions):
+            reread.predictions(job.run_key, split)
+    assert len(read_ledger()) == reads
+
+
+def test_predictions_name_the_files_of_images(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("REREAD_RUNS", raising=False)
+    drawn = np.random.default_rng(0).integers(0, 255, (40, 8, 8), np.uint8)
+    for number, pixels in enumerate(drawn):
+        file = tmp_path / "shapes" / f"class {number % 2}" / f"{number}.png"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(pixels).save(file)
+    reread.data.add("shapes", say=lambda line: None)
+    prepared = prepare("shapes", {})
+    description = read_json(prepared / "prepared.json")
+    job = replace(make_job(tmp_path, prepared, "densenet"), data="shapes")
+    run = RunFolder(finish_run(job, description=description))
+    with open_run_test_split(run, description):
+        evaluation.evaluate_run(run.directory, prepared)
+    labels = reread.predictions(job.run_key)["label"]
+    assert len(labels) and all(name.startswith(f"{label}/") for name, label in labels.items()), labels
+
+
 def test_the_package_imports_nothing_of_the_project_before_it_is_used():
     code = """
 import sys
@@ -149,6 +223,7 @@ def test_data_are_added_previewed_and_removed(tmp_path, monkeypatch):
 
 def test_a_try_of_unknown_data_and_of_no_seeds_is_refused(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
+    (tmp_path / "params.yaml").touch()
     with pytest.raises(InputError, match="'mine'"):
         reread.try_("mine")
     for name, value in (("seeds", 0), ("epochs", 1), ("minutes", -1)):

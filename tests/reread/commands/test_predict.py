@@ -27,18 +27,20 @@ from PIL import Image
 from selenium.webdriver.support.ui import WebDriverWait
 
 from reread.commands.app import main
+from reread.commands.predict import _readable
 from reread.preprocessing.raw import About, add_data_set
 from reread.preprocessing.raw_text import Document, TextRows
 from reread.storage.errors import InputError
 from reread.storage.files import read_json
-from reread.storage.prepared import SPLITS
+from reread.storage.prepared import SPLITS, open_prepared
 from reread.storage.source import ROOT
 from reread.tracking import versions
-from reread.tracking.registry import load_model, log_model, set_champion
+from reread.tracking.registry import load_model, log_baseline, log_model, set_champion
 from reread.tracking.runs import open_tracking
 from tests.conftest import clean_environment, run_reread
 from tests.reread.tracking.comparison import browser, missing
 from tests.reread.tracking.examples import evaluate_run, finish_run, make_job, prepared_images, prepared_text
+from tests.reread.tracking.test_served_baseline import fitted
 from tests.rooms import copy_rooms
 from tests.servers import auth_of
 
@@ -46,6 +48,7 @@ from tests.servers import auth_of
 TEXT = "Return the sum of two numbers. Both must be positive."
 MOST_WORDS = 18
 SHORT = "Open a file. Close it afterwards."
+BASELINES = ("tf-idf", "nb-svm", "char-svm")
 
 
 @dataclass(frozen=True)
@@ -67,7 +70,8 @@ class Folder:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory, empty_databases):
-    """Registered: of the data set snippets a HAN (version 1) and a flat GRU (2, the champion); of dots a DenseNet."""
+    """Registered: of the data set snippets a HAN (version 1) and a flat GRU (2, the champion); of dots a DenseNet; of
+    snippets-single-label, which are the same rows, the baselines."""
     directory = tmp_path_factory.mktemp("registered")
     shutil.copy2(empty_databases / "mlflow.db", directory)
     with pytest.MonkeyPatch.context() as patch:
@@ -80,6 +84,8 @@ def folder(tmp_path_factory, empty_databases):
             run = finish_run(job, description=read_json(prepared / "prepared.json"))
             version = log_model(tracking, tracking.record(job, evaluate_run(run)), run)
             set_champion(tracking, job.data, version)
+        for name in BASELINES:
+            log_baseline(tracking, "trial", name, fitted(directory, name, open_prepared(text)), open_prepared(text))
     return Folder(directory)
 
 
@@ -231,6 +237,39 @@ def test_a_person_reads_what_an_answer_rests_on(folder, monkeypatch, capsys):
     assert "Most attended" not in whole
 
 
+@pytest.mark.parametrize("name", BASELINES)
+def test_of_a_baseline_a_person_reads_that_nothing_is_known(folder, monkeypatch, capsys, name):
+    data = ("--data", "snippets-single-label", "--variant", name)
+    said = said_here(monkeypatch, capsys, folder.directory, *data, "", "?!", "Ωψ ψΩ", "Close the file.", TEXT)
+    notes = ["There is no word in the document: this is the answer to nothing."] * 2
+    notes += ["Nothing in the document is known: an empty one has the same answer."]
+    assert [line for line in said.splitlines() if " document" in line] == notes
+    printed = said_here(monkeypatch, capsys, folder.directory, *data, "--json", "", "Draw a line.")
+    assert [set(json.loads(line)) for line in printed.splitlines()] == [{"label", "probability", "probabilities"}] * 2
+
+
+def test_the_name_of_a_file_is_a_text_with_a_warning(folder, monkeypatch, capsys):
+    monkeypatch.chdir(folder.directory)
+    Path("two lines.txt").write_text(f"{TEXT}\n{SHORT}\n")
+    for texts, warned in ((["two lines.txt"], True), (["lines.txt", "x" * 5000, TEXT], False)):
+        with pytest.raises(SystemExit) as ended:
+            main(["predict", "--data", "snippets", "--json", *texts])
+        printed = capsys.readouterr()
+        assert ended.value.code == 0 and len(printed.out.splitlines()) == len(texts)
+        warning = "warning: 'two lines.txt' is taken as the text; --file 'two lines.txt' reads the file\n"
+        assert printed.err == (warning if warned else "")
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [(248131.546875, "248132"), (-1234567.8, "-1234568"), (1498.2346, "1498.23"), (0.01234567, "0.0123457"),
+     (3.0, "3"), (2.5e12, "2.5e+12")],
+)  # fmt: skip
+def test_a_number_is_shown_as_a_person_would_write_it(value, shown):
+    (line,) = _readable({"prediction": value})
+    assert line.plain == shown
+
+
 @pytest.mark.parametrize(
     ("arguments", "given", "fault"),
     [
@@ -254,8 +293,13 @@ def test_what_cannot_be_answered_is_refused_in_one_line(folder, monkeypatch, cap
 
 
 def test_where_nothing_is_registered_nothing_is_made(tmp_path, monkeypatch, capsys):
-    assert "`make run`" in said_here(monkeypatch, capsys, tmp_path, "--data", "snippets", TEXT, code=2)
+    outside = said_here(monkeypatch, capsys, tmp_path, "--data", "snippets", TEXT, code=2)
+    assert outside == "error: params.yaml is missing: run this from the project's folder\n"
     assert list(tmp_path.iterdir()) == []
+    (tmp_path / "params.yaml").touch()
+    said = said_here(monkeypatch, capsys, tmp_path, "--data", "snippets", TEXT, code=2)
+    assert "`make run`" in said and "`evaluate_on: test`" in said
+    assert [path.name for path in tmp_path.iterdir()] == ["params.yaml"]
     # Of data of one's own the command that trains is another.
     monkeypatch.chdir(tmp_path)
     rows = [Document(f"d{row}", (row % 2,), split, f"Row {row}.") for row, split in enumerate((*SPLITS, *SPLITS))]

@@ -1,7 +1,14 @@
 """A table with a number per row: added, tried, reported, read from Python and answered."""
 
 import json
+import os
 import random
+
+import pytest
+from selenium.webdriver.support.ui import WebDriverWait
+
+from tests.reread.commands.test_predict import serving
+from tests.reread.tracking.comparison import browser, missing
 
 WORDS = {"good": 1.5, "great": 2.5, "bad": -1.5, "awful": -2.5}
 PREDICTIONS = """
@@ -56,6 +63,19 @@ def test_a_number_per_row_is_learned_judged_and_predicted(project):
     answers = project.run("python", *predict, *texts).stdout.splitlines()
     high, low = (json.loads(line)["prediction"] for line in answers)
     assert high > 1000 > 500 > low
+    said = project.run("python", *predict[:-1], "", texts[0]).stdout
+    assert f"{high:.6g}" in said and said.count("There is no word in the document") == 1
+
+    if missing() is None or os.environ.get("CI"):
+        with serving(project, "films", "--version", "2") as server, browser() as driver:
+            driver.get(server.page.replace("//", f"//reread:{server.password}@") + "/health")
+            driver.get(server.page)
+            waiting = WebDriverWait(driver, 30)
+            waiting.until(lambda driver: "version 2" in driver.find_element("id", "name").text)
+            driver.find_element("id", "input").send_keys(texts[0])
+            driver.find_element("tag name", "button").click()
+            (shown,) = waiting.until(lambda driver: driver.find_elements("id", "result"))
+            assert float(shown.text) == pytest.approx(high, rel=1e-5) and not driver.find_element("id", "error").text
 
 
 def test_a_text_in_the_column_of_numbers_is_refused(project):

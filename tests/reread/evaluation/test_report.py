@@ -564,6 +564,10 @@ def test_the_terminal_table(tools, tmp_path, texts, text_data):
     assert "…" not in text  # at 80 columns headings and figures are whole
     for expected in ("han ★", "tf-idf", "(baseline)", "supported", CLAIM, "corrected p of a difference 0.0022"):
         assert expected in text
+    assert "no model is registered" not in text
+    report = evaluate_experiment({**experiment, "evaluate_on": "validation"}, records, {}, tmp_path / "validation")
+    console.print(terminal_table(report["metrics"], report["verdicts"]))
+    assert "on the validation split; validation only: no model is registered" in " ".join(console.export_text().split())
 
 
 def test_the_report_begins_with_the_claims_and_what_to_use(tools, tmp_path, texts, text_data):
