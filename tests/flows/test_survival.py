@@ -19,7 +19,7 @@ from reread.planning.resolve import make_plan
 from tasks.preprocess import preprocess
 from tasks.train import train
 
-EPOCHS = 16
+EPOCHS = 40
 ARGUMENTS = ["--experiment", "tiny", "--variant", "densenet-swish", "--seed", "0"]
 
 
@@ -71,8 +71,17 @@ def wait_until_gone(project) -> None:
 
 def child_runs(project, database: str = "mlflow.db") -> list:
     client = MlflowClient(tracking_uri=f"sqlite:///{project.directory / database}")
-    experiment = client.get_experiment_by_name("tiny")
-    return [run for run in client.search_runs([experiment.experiment_id]) if "run_key" in run.data.tags]
+    known = filter(None, [client.get_experiment_by_name("tiny")])
+    runs = (run for experiment in known for run in client.search_runs([experiment.experiment_id]))
+    return [run for run in runs if "run_key" in run.data.tags]
+
+
+def wait_until_recorded(project) -> None:
+    """Wait until MLflow has the run that trains, which its first epochs may precede."""
+    deadline = time.monotonic() + 60
+    while not child_runs(project):
+        assert time.monotonic() < deadline, "no run was recorded"
+        time.sleep(0.05)
 
 
 # `reread train --no-cache` whose first attempt fails, with all checkpoints written, by an error that may pass.
@@ -120,6 +129,7 @@ def test_a_killed_flow_resumes_from_its_last_epoch_and_ends_with_the_same_weight
     lengthen(project)
     flow = start(project)
     run = wait_for_epoch(project, 3, flow)
+    wait_until_recorded(project)
     os.kill(flow.pid, signal.SIGKILL)
     # Until nobody has its output open any more: neither a training process nor the session's server.
     flow.communicate(timeout=60)
