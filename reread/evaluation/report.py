@@ -25,7 +25,7 @@ from reread.evaluation.records import RunRecord, write_evidence
 from reread.evaluation.repeated_baseline import seeds_of
 from reread.evaluation.summary import champion_of, so_far, summarise
 from reread.evaluation.trials import at_an_end
-from reread.goals import goal, higher_is_better, metric_title, metric_value, metric_words
+from reread.goals import bounds, goal, higher_is_better, metric_title, metric_value, metric_words
 from reread.storage.digests import digested_directory
 from reread.storage.errors import InputError, refuse_unknown
 from reread.storage.files import write_json, write_text
@@ -232,7 +232,13 @@ def judge_experiment(
     cautions: by variant. Where the experiment withholds the verdict then, they are the reasons for that.
     """
     comparisons = [
-        named(comparison, kinds.baselines(), metric_words(comparison["metric"]), higher_is_better(comparison["metric"]))
+        named(
+            comparison,
+            kinds.baselines(),
+            metric_words(comparison["metric"]),
+            higher_is_better(comparison["metric"]),
+            bounds(comparison["metric"]),
+        )
         for comparison in experiment.get("comparisons", ())
     ]
     if not comparisons:

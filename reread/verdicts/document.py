@@ -155,6 +155,10 @@ class Judged(Part):
         description="Of cross-validation: the rows that a seed tests over those that one of its networks trains on, by "
         "which the variance between seeds is corrected. Absent of a fixed split.",
     )
+    span: Annotated[float, Field(gt=0, le=LARGEST)] | None = Field(
+        None,
+        description="The largest difference that the metric can have, where an interval ends there. Absent elsewhere.",
+    )
     rule: int
 
     @model_validator(mode="after")

@@ -91,7 +91,8 @@ class Comparison:
     reference: a published figure of the metric in place of a control; ``control`` is then its title. baseline: the side
     that is a baseline of the same data (``named``). equivalence_margin: None for the experiment's. metric_words: the
     metric as a sentence has it, where that is not its name. higher_is_better: of the metric. ratio: the scores and the
-    margin are natural logarithms, and sentences have factors.
+    margin are natural logarithms, and sentences have factors. span: the largest difference that the metric can have, at
+    which an interval ends; None where it has none, or is not known.
     """
 
     name: str
@@ -106,6 +107,7 @@ class Comparison:
     metric_words: str = ""
     higher_is_better: bool = True
     ratio: bool = False
+    span: float | None = None
 
     @property
     def networks(self) -> list[str]:
@@ -114,8 +116,8 @@ class Comparison:
         return [name for name in sides if name != self.baseline]
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the fields; ``reference`` and ``ratio`` only where the comparison has one."""
-        left_out = {"reference": self.reference is None, "ratio": not self.ratio}
+        """Return the fields; ``reference``, ``ratio`` and ``span`` only where the comparison has one."""
+        left_out = {"reference": self.reference is None, "ratio": not self.ratio, "span": self.span is None}
         return {name: value for name, value in asdict(self).items() if not left_out.get(name)}
 
 
@@ -128,11 +130,23 @@ def perfect(name: str, scores: Sequence[float], of_seeds: bool = True) -> str:
 
 
 def named(
-    given: Mapping[str, Any], baselines: Collection[str], metric_words: str = "", higher_is_better: bool = True
+    given: Mapping[str, Any],
+    baselines: Collection[str],
+    metric_words: str = "",
+    higher_is_better: bool = True,
+    bounds: tuple[float, float] = (-math.inf, math.inf),
 ) -> Comparison:
-    """Return the comparison that a plan has as a mapping; baselines: the names of those that there are."""
+    """Return the comparison that a plan has as a mapping; baselines: the names of those that there are; bounds: the
+    least and the largest value of the metric."""
     baseline = next((given[side] for side in ("treatment", "control") if given[side] in baselines), None)
-    return Comparison(**given, baseline=baseline, metric_words=metric_words, higher_is_better=higher_is_better)
+    span = bounds[1] - bounds[0]
+    return Comparison(
+        **given,
+        baseline=baseline,
+        metric_words=metric_words,
+        higher_is_better=higher_is_better,
+        span=span if math.isfinite(span) else None,
+    )
 
 
 @dataclass(frozen=True)
@@ -237,12 +251,16 @@ class Verdict:
 
     def as_dict(self) -> dict[str, Any]:
         """Return the verdict as JSON values, with the comparison's fields beside its own; ``test_to_train`` only where
-        it was cross-validated."""
+        it was cross-validated, ``span`` only where an interval ends there."""
         values = asdict(self)
         del values["comparison"]
         if self.test_to_train is None:
             del values["test_to_train"]
-        return {**self.comparison.as_dict(), **values}
+        comparison, intervals = self.comparison.as_dict(), (self.interval, self.over_seeds, self.over_seeds_and_items)
+        ends = [abs(end) for each in intervals if each for end in (each["low"], each["high"]) if end is not None]
+        if self.comparison.span not in ends:
+            comparison.pop("span", None)
+        return {**comparison, **values}
 
 
 class Evidence:
@@ -259,6 +277,7 @@ class Evidence:
         sign = 1.0 if comparison.higher_is_better else -1.0
         first, second = sign * measured.treatment.values(), sign * measured.control.values()
         self.margin, self.exact, self.settings = margin, exact, settings
+        self.span = math.inf if comparison.span is None else comparison.span
         self.parts = [first, second] if measured.kind == NETWORKS else [first - second]
         self.mean = float(first.mean() - second.mean()) if measured.kind == NETWORKS else float(self.parts[0].mean())
         of_both = [of_seeds(part, measured.test_to_train) for part in self.parts]
@@ -298,8 +317,9 @@ class Evidence:
         return min(1.0, 2 * min(p))
 
     def ends(self, level: float) -> list[tuple[float, float] | None]:
-        """Return the interval of either analysis at 1 - ``level``."""
-        return [test.ends(level, (-self.margin, 0.0, self.margin)) for test in self.tests]
+        """Return the interval of either analysis at 1 - ``level``, within the differences that the metric can have."""
+        both = [test.ends(level, (-self.margin, 0.0, self.margin)) for test in self.tests]
+        return [ends and (max(ends[0], -self.span), min(ends[1], self.span)) for ends in both]
 
     def word(self, level: float, equivalence_level: float) -> str:
         """Return the word at the levels that Holm's procedure leaves; flags are the caller's."""

@@ -205,6 +205,8 @@ def test_a_baseline_in_a_pair_is_compared_with_every_seed_with_its_one_figure(to
     (verdict,) = judge_experiment(turned, records, {"corpus": {"nb-svm": svm}}, "test")
     expected = [flat[str(seed)]["test"]["loss"] - svm.metrics["test"]["loss"] for seed in SEEDS]
     assert list(verdict.differences.values()) == pytest.approx(expected, abs=1e-8)
+    of_accuracy = judge_experiment(experiment, records, {"corpus": {"nb-svm": svm}}, "test")
+    assert [judged.comparison.span for judged in (verdict, *of_accuracy)] == [None, 1.0]
     # A network that has not run, a baseline that the data set does not have.
     kept = [record for record in records if record.variant == "han"]
     (verdict,) = judge_experiment(turned, kept, {"corpus": {"nb-svm": svm}}, "test")

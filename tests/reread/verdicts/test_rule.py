@@ -27,6 +27,7 @@ from reread.verdicts.rule import (
     judge,
     which_look,
 )
+from reread.verdicts.verify import judge_again
 
 COMPARISON = Comparison("p", "New beats old.", "Author 2020", "new", "old", "accuracy")
 OLD = [0.800, 0.803, 0.798, 0.801, 0.799, 0.802, 0.800, 0.797]
@@ -214,6 +215,19 @@ def test_test_items_are_the_second_analysis():
     assert verdict.interval["low"] == verdict.over_seeds_and_items["low"] < verdict.over_seeds["low"]
     assert "groups" not in verdict.method and "200 items" in verdict.method
     assert "20 groups of 200 items" in judged(networks(items=Items(0.001, 20, 200, 2000))).method
+
+
+def test_an_interval_ends_at_the_largest_difference_that_the_metric_can_have():
+    few = networks([0.0, 1.0, 0.1], [0.9, 0.8, 1.0])
+    (wide,) = judge([COMPARISON], [few], 0.01)
+    (verdict,) = judge([dataclasses.replace(COMPARISON, span=1.0)], [few], 0.01)
+    assert wide.over_seeds_and_items["low"] < -1 == verdict.over_seeds_and_items["low"]
+    assert verdict.over_seeds_and_items["high"] == wide.over_seeds_and_items["high"] < 1
+    assert (verdict.verdict, verdict.p) == (wide.verdict, wide.p) and verdict.as_dict()["span"] == 1.0
+    # Where none ends there the verdict is as without.
+    assert "span" not in judge([dataclasses.replace(COMPARISON, span=1.0)], [networks()], 0.01)[0].as_dict()
+    (again,) = judge_again([json.loads(json.dumps(verdict.as_dict()))])
+    assert again.as_dict() == verdict.as_dict()
 
 
 def test_failing_seeds_are_named_with_the_robust_estimate():
