@@ -69,7 +69,7 @@ def draw_claims(claims: Sequence[dict[str, Any]], path: Path) -> None:
             if any(claim["verdict"] == verdict for claim in claims):
                 axes.scatter([], [], color=colour, s=22, label=verdict)
         axes.legend(loc="lower right", fontsize=8)
-        axes.set_xlabel("times as fast as the peer; the small line is the margin that a claim must pass")
+        axes.set_xlabel("times as fast as the peer\n(the small line: the margin that a claim must pass)")
 
 
 def draw_cases(report: dict[str, Any], path: Path) -> None:
