@@ -215,22 +215,13 @@ def _notes(model: "LoadedModel", rows: list[Any], answers: list[dict[str, Any]])
 
 def _knows(model: "LoadedModel") -> Callable[[str], bool]:
     """Return whether a baseline knows any feature of a text; of one whose features are others, always true."""
-    from reread.evaluation.char_svm import character_vectoriser
-    from reread.evaluation.linear_models import word_vectoriser, words_of
-    from reread.evaluation.nb_svm import bigram_vectoriser
+    from reread import kinds
     from reread.tracking.baseline_predictor import BaselinePredictor
 
-    vectorisers = {
-        "tf-idf": word_vectoriser,
-        "tf-idf-ridge": word_vectoriser,
-        "nb-svm": bigram_vectoriser,
-        "char-svm": character_vectoriser,
-    }
-    if not isinstance(model.predictor, BaselinePredictor) or model.predictor.name not in vectorisers:
-        return lambda text: True
-    known = set(words_of(model.predictor.state))
-    analyse = vectorisers[model.predictor.name]().build_analyzer()
-    return lambda text: not known.isdisjoint(analyse(text))
+    if isinstance(model.predictor, BaselinePredictor) and (entry := kinds.baselines()[model.predictor.name].knows):
+        knows: Callable[[str], bool] = kinds.load(entry)(model.predictor.state)
+        return knows
+    return lambda text: True
 
 
 def _caveats(row: Mapping[str, Any]) -> Iterable[Text]:

@@ -35,6 +35,7 @@ class Baseline:
     tasks     of the data that it reads
     serve     f(state of features and fit, classes, task) -> f(raw rows) -> float32 probabilities [n, K], as
               reread/evaluation/linear_models.py has them; None: it is not served
+    knows     f(state) -> f(raw row) -> whether it has a feature that was seen in training; None: that is not known
     """
 
     name: str
@@ -43,6 +44,7 @@ class Baseline:
     features: Entry
     fit: Entry
     serve: Entry | None = None
+    knows: Entry | None = None
     tasks: tuple[str, ...] = ("single-label", "multi-label")
 
 

@@ -95,6 +95,7 @@ KIND = Kind(
             features="reread.evaluation.baselines:word_features",
             fit="reread.evaluation.baselines:logistic_regression",
             serve="reread.evaluation.linear_models:serve_words",
+            knows="reread.evaluation.known_features:of_words",
         ),
         Baseline(
             name="nb-svm",
@@ -103,6 +104,7 @@ KIND = Kind(
             features="reread.evaluation.baselines:bigram_features",
             fit="reread.evaluation.baselines:nb_svm",
             serve="reread.evaluation.linear_models:serve_bigrams",
+            knows="reread.evaluation.known_features:of_bigrams",
         ),
         Baseline(
             name="tf-idf-ridge",
@@ -111,6 +113,7 @@ KIND = Kind(
             features="reread.evaluation.baselines:word_features",
             fit="reread.evaluation.regressors:ridge",
             serve="reread.evaluation.regressors:serve_words",
+            knows="reread.evaluation.known_features:of_words",
             tasks=("regression",),
         ),
         Baseline(
@@ -128,6 +131,7 @@ KIND = Kind(
             features="reread.evaluation.baselines:character_features",
             fit="reread.evaluation.baselines:linear_svm",
             serve="reread.evaluation.linear_models:serve_characters",
+            knows="reread.evaluation.known_features:of_characters",
         ),
     ),
 )
