@@ -49,6 +49,8 @@ if TYPE_CHECKING:
     from mlflow import MlflowClient
     from mlflow.entities import Run
 
+    from reread.planning.plan import Plan
+
 MAXIMUM_METRICS = 25
 METRICS_PER_BATCH = 1000
 # What differs between the seeds of one variant, or only locates a run.
@@ -85,28 +87,6 @@ def by_seed(runs: Iterable["Run"]) -> list[Mapping[str, float]]:
     ]
 
 
-def is_trial(job: Job, root: Path) -> bool:
-    """Return whether a job has other settings or data than its variant in the experiment's file, as by `--set`.
-
-    Of a variant or an experiment that is not there nothing else is known: then it is none.
-    """
-    from reread.planning.plan import job_settings
-    from reread.planning.resolve import make_plan
-
-    try:
-        plan = make_plan(job.experiment, root=root)
-        variant = plan.variants.get(job.variant)
-        if variant is None:
-            return False
-        settings = (variant.model, variant.data, *variant.settings())
-        key = variant.prepared_key
-        return (job.model, job.data, *job_settings(job)) != settings or (
-            key is not None and job.prepared.name not in plan.arrays_of(key)
-        )
-    except InputError:
-        return False
-
-
 def open_tracking(root: Path = Path()) -> "Tracking":
     """Connect to MLflow (``connect``); Unavailable as there."""
     return Tracking(connect(root), tracking_uri(root), root)
@@ -136,6 +116,8 @@ class Tracking:
         self.logged_steps: dict[str, dict[str, set[int]]] = {}
         self.experiment_ids: dict[str, str] = {}
         self.parent_ids: dict[str, str] = {}
+        # Of experiments as their files are.
+        self.plans: dict[str, Plan] = {}
         # Of runs that were recorded, until ``update_parents``.
         self.stale_parents: set[str] = set()
         # The runs that train, by experiment, variant and key.
@@ -174,7 +156,7 @@ class Tracking:
                     "mlflow.parentRunId": parent_id,
                     "folder": self._workspace_id(),
                     **seed_and_fold(job),
-                    **({} if is_trial(job, self.root) else {ROLE: SEED}),
+                    **({} if self.is_trial(job) else {ROLE: SEED}),
                     "task": description["task"],
                 }
             if result:
@@ -478,6 +460,28 @@ class Tracking:
             token = page.token
             if not token:
                 return runs
+
+    def is_trial(self, job: Job) -> bool:
+        """Return whether a job has other settings or data than its variant in the experiment's file, as by `--set`.
+
+        Of a variant or an experiment that is not there nothing else is known: then it is none.
+        """
+        from reread.planning.plan import job_settings
+        from reread.planning.resolve import make_plan
+
+        try:
+            if job.experiment not in self.plans:
+                self.plans[job.experiment] = make_plan(job.experiment, root=self.root)
+            plan = self.plans[job.experiment]
+            variant = plan.variants.get(job.variant)
+            if variant is None:
+                return False
+            settings, key = (variant.model, variant.data, *variant.settings()), variant.prepared_key
+            return (job.model, job.data, *job_settings(job)) != settings or (
+                key is not None and job.prepared.name not in plan.arrays_of(key)
+            )
+        except InputError:
+            return False
 
     def _find_run(self, experiment_id: str, job: Job) -> "Run | None":
         """Find the run of a job. A variant that was renamed has the same keys: its runs are logged under each name."""
