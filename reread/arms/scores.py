@@ -14,7 +14,7 @@ import numpy as np
 
 from reread.arms.jobs import Job
 from reread.importers import Source, Table, metrics
-from reread.importers.rows import ARM, GROUP, ITEM, METRIC, SCORE, SEED, Reader
+from reread.importers.rows import ARM, GROUP, ITEM, METRIC, SCORE, SEED, NotFinite, Reader
 from reread.storage.errors import InputError
 from reread.verdicts.scores import Rows, collect
 
@@ -22,8 +22,6 @@ ITEMS = "items.csv"
 METRICS = metrics.FILE
 FILES = (ITEMS, METRICS)
 TABLE = "scores.csv"
-# After these words a reader of scores advises to remove the row, and a run's file is not edited.
-NOT_FINITE = "no finite number"
 
 
 def source_of(job: Job) -> Source:
@@ -70,8 +68,9 @@ def refuse_cached_without_scores(jobs: Sequence[Job]) -> None:
 
 def with_remedy(error: InputError, job: Job, remedy: str) -> str:
     """Return in words what is wrong with the scores of a run, and what to do in a claim."""
-    text, words, _ = str(error).partition(NOT_FINITE)
-    return f"{text}{words} ({remedy}, or leave seed {job.seed} out of `seeds`)"
+    # A row of a table may be removed, and a run's file is not edited.
+    text = error.problem if isinstance(error, NotFinite) else str(error)
+    return f"{text} ({remedy}, or leave seed {job.seed} out of `seeds`)"
 
 
 def read_metrics(job: Job) -> dict[str, float]:

@@ -29,6 +29,14 @@ WORDS = {"true": 1.0, "false": 0.0}
 DECIMAL_COMMA = re.compile(r"[-+]?\d*,\d+(e[-+]?\d+)?", re.IGNORECASE)
 
 
+class NotFinite(InputError):
+    """A score that is missing or no finite number: ``problem`` says which, without what to do in a table."""
+
+    def __init__(self, problem: str, what_to_do: str) -> None:
+        super().__init__(f"{problem}: {what_to_do}")
+        self.problem = problem
+
+
 def find_sources(texts: Sequence[str]) -> list[Source]:
     """Return the sources that ``[ARM=]PATH`` name, with the patterns (*, ?) expanded; InputError for what is not there.
 
@@ -254,9 +262,9 @@ def number(source: Source, table: Table, name: str, row: int) -> float:
         if DECIMAL_COMMA.fullmatch(str(value).strip()):
             raise InputError(f"{where}: {name} is '{value}': write decimal points in place of commas")
         said = "empty" if is_empty(value) else f"'{value}'"
-        raise InputError(
-            f"{where}: {name} is {said}, no finite number: run that seed again, or say why it is left out and remove "
-            f"the {'run' if table.runs else 'row'}"
+        raise NotFinite(
+            f"{where}: {name} is {said}, no finite number",
+            f"run that seed again, or say why it is left out and remove the {'run' if table.runs else 'row'}",
         )
     return score
 
