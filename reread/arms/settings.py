@@ -16,10 +16,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 
-from reread.planning.claims import ClaimFile, is_claim_file, read_claim_file, refuse_further_seeds, resolve
+from reread.planning.claims import ClaimFile, is_claim_file, read_claim_file, resolve
 from reread.storage.errors import InputError, nearest, refuse_unknown
 from reread.verdicts.scores import Claim, Scores
-from reread.verdicts.seeds import least_seeds
+from reread.verdicts.seeds import few_seeds, least_seeds, refuse_further_seeds
 
 SEED, OUT, FOLDER = PLACEHOLDERS = ("seed", "out", "folder")
 # {name}; {{name}} is {name} of the shell, and ${NAME} its own.
@@ -163,20 +163,18 @@ def undecidable(given: ArmsFile) -> list[str]:
 
     InputError for one seed, by which nothing is judged, and for more than a second look declares.
     """
-    refuse_further_seeds(given.second_look, len(given.seed_list))
+    refuse_further_seeds("an arm", len(given.seed_list), given.second_look, "a claim")
     claims, number = claims_of(given), len(given.seed_list)
     alpha = given.alpha if given.second_look is None else given.alpha / 2
     lines = []
     for one_figure in (False, True):
         named = [claim.name for claim in claims if (claim.paired or claim.reference is not None) == one_figure]
-        needed, for_equivalence = (least_seeds(alpha, len(claims), sides, one_figure) for sides in (2, 1))
         if named and number == 1:
+            needed = least_seeds(alpha, len(claims), one_figure=one_figure)
             raise InputError(f"one seed has no spread, and a difference needs {needed} of each arm: give more `seeds`")
-        if named and number < needed:
-            decides = "decide nothing" if number < for_equivalence else "can show equivalence and no difference"
-            of_some = f" of {', '.join(named)}" if len(named) < len(claims) else ""
-            of_all = f"{len(claims)} claim{'s' * (len(claims) != 1)}, alpha {alpha:g}"
-            lines.append(f"{number} seeds {decides}{of_some}: a difference needs {needed} of each arm ({of_all})")
+        names = ", ".join(named) if len(named) < len(claims) else ""
+        if named and (line := few_seeds(number, alpha, len(claims), one_figure, "claim", "arm", names)):
+            lines.append(line)
     return lines
 
 

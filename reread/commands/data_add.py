@@ -141,7 +141,7 @@ def command(
         return
     print(f"{name}: {sizes(guesses)}")
     print(f"Card: {card}")
-    if taken_experiments(name):
+    if taken_experiment(name):
         print("Next: dvc add data, and commit data.dvc and data.manifest.json")
     elif PARAMETERS_FILE.is_file():
         print(f"Next: reread try {name}\n      dvc add data, and commit data.dvc and data.manifest.json")
@@ -191,7 +191,7 @@ def add(
                 raise InputError(f"{option} converts images, and {path} has texts: leave it out")
         for line in table.lines():
             say(line)
-        for file in taken_experiments(name):
+        if file := taken_experiment(name):
             say(f"warning: {file} is there, so that `reread try {name}` is refused: choose another --name")
         if dry_run:
             seen = preview(name, table, size, say=say, colours=colours)
@@ -228,16 +228,16 @@ def replacement(name: str, replaced: "DataSetEntry | None", version: str) -> lis
     return [f"replaces {name}{unless}: {sizes(replaced)}, used by {used or 'no run, report or experiment'}"]
 
 
-def taken_experiments(name: str) -> list[Path]:
+def taken_experiment(name: str) -> Path | None:
     """Return the experiment of a data set's name that another hand than `reread try` has written, if any."""
     from reread.planning.experiment import EXPERIMENTS
 
     file = EXPERIMENTS / f"{name}.yaml"
     if not file.is_file():
-        return []
-    from reread.planning.trial import MARK
+        return None
+    from reread.planning.trial import is_of_another_hand
 
-    return [] if file.read_bytes().startswith(MARK.encode()) else [file]
+    return file if is_of_another_hand(file) else None
 
 
 def print_preview(seen: "Preview") -> None:

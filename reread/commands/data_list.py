@@ -15,7 +15,6 @@ from rich.text import Text
 
 from reread import goals
 from reread.commands.options import AsJson, print_json, print_table
-from reread.storage.errors import InputError
 from reread.storage.prepared import SPLITS
 
 DIGITS = 12
@@ -52,13 +51,13 @@ def data_sets() -> list[dict[str, Any]]:
     made_of: "a source" of the project, or "own data"; files: "present", "missing" or "changed". InputError in a folder
     without a manifest that is no project's.
     """
-    from reread.planning.experiment import PARAMETERS_FILE
+    from reread.planning.experiment import refuse_elsewhere
     from reread.planning.manifest import read_manifest
     from reread.preprocessing.manifest import DATA_DIRECTORY, MANIFEST_PATH
     from reread.preprocessing.sources import SOURCES
 
-    if not MANIFEST_PATH.exists() and not PARAMETERS_FILE.is_file():
-        raise InputError(f"{PARAMETERS_FILE} is missing: run this from the project's folder")
+    if not MANIFEST_PATH.exists():
+        refuse_elsewhere()
     return [
         {
             "name": name,

@@ -13,12 +13,13 @@ from reread.evaluation.judged import badge, report_page
 from reread.evaluation.verdict_table import claims_table, verdict_text
 from reread.importers import Source
 from reread.importers.rows import Reader, digest_of, find_sources
-from reread.planning.claims import ClaimFile, refuse_further_seeds, resolve
+from reread.planning.claims import ClaimFile, resolve
 from reread.storage.errors import InputError, printable
 from reread.storage.files import json_text, write_text
 from reread.verdicts.document import FILE, make_document
 from reread.verdicts.rule import DIFFERENT, INCONCLUSIVE, REFUTED, which_look
 from reread.verdicts.scores import OVER_ITEMS, Scores, collect, judge_claims
+from reread.verdicts.seeds import refuse_further_seeds
 
 REPORT, BADGE = "report.html", "badge.svg"
 REFUTED_CODE, UNDECIDED_CODE = 1, 3
@@ -53,7 +54,7 @@ def judged(
     seeds = [
         [len(by_metric[claim.metric].arms.get(arm, ())) for arm in (claim.treatment, claim.control)] for claim in claims
     ]
-    refuse_further_seeds(given.second_look, max(map(max, seeds)))
+    refuse_further_seeds("an arm", max(map(max, seeds)), given.second_look, "a claim")
     look = which_look({"second_look": given.second_look, "seeds": range(min(treatment for treatment, _ in seeds))})
     verdicts = judge_claims(claims, by_metric, given.alpha, look, given.cautions or (), given.earlier_reads)
     inputs = [input_of(*pair) for pair in zip(reader.sources, reader.formats, strict=True)]

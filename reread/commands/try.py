@@ -130,11 +130,10 @@ def try_networks(
 
     Arguments are the command's options. InputError where another process tries networks on the data set.
     """
-    from reread.planning.experiment import PARAMETERS_FILE
+    from reread.planning.experiment import refuse_elsewhere
     from reread.planning.manifest import read_manifest
 
-    if not PARAMETERS_FILE.is_file():
-        raise InputError(f"{PARAMETERS_FILE} is missing: run this from the project's folder")
+    refuse_elsewhere()
     entry = read_manifest().entry(name)  # before slow imports
 
     from reread.goals import beyond_labels

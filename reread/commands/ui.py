@@ -26,11 +26,14 @@ def command(
         int, typer.Option("--prefect-port", min=1, max=65535, metavar="PORT", help="The port of Prefect's page.")
     ] = 4200,
 ) -> None:
-    refuse_elsewhere()
+    from reread.planning.experiment import refuse_elsewhere
+    from reread.tracking.connection import DATABASE, tracking_uri
+
+    # Elsewhere `reread claim` may have logged runs. Servers would leave files.
+    if not DATABASE.exists():
+        refuse_elsewhere()
     if mlflow_port == prefect_port:
         raise InputError(f"port {mlflow_port} is given to MLflow and to Prefect: choose two ports")
-    from reread.tracking.connection import tracking_uri
-
     console = Console(highlight=False, soft_wrap=True)
 
     pages: dict[str, str] = {}
@@ -60,15 +63,6 @@ def command(
             "Ctrl-C stops what was started here." if servers.running else "Another terminal runs them: nothing to do."
         )
         servers.watch()
-
-
-def refuse_elsewhere() -> None:
-    """Raise InputError in a folder that is no project, and has no runs of `reread claim`: servers would leave files."""
-    from reread.planning.experiment import PARAMETERS_FILE
-    from reread.tracking.connection import DATABASE
-
-    if not PARAMETERS_FILE.exists() and not DATABASE.exists():
-        raise InputError(f"{PARAMETERS_FILE} is missing, and so is {DATABASE}: run this from the project's folder")
 
 
 def runs_pages(mlflow: str) -> Iterator[tuple[str, str]]:

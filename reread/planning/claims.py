@@ -131,15 +131,6 @@ def checked(values: Mapping[str, Any], where: str, kind: type[Kind]) -> Kind:
     return content
 
 
-def refuse_further_seeds(second_look: int | None, seeds: int) -> None:
-    """Raise InputError where an arm has more seeds than a second look declares."""
-    if second_look is not None and seeds > second_look:
-        raise InputError(
-            f"an arm has {seeds} seeds and second_look is {second_look}: a claim grows to the seeds that it declared, "
-            "and no further"
-        )
-
-
 # The scores of a metric; of None those of the only one there is.
 ScoresOf = Callable[[str | None], Scores]
 

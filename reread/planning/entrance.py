@@ -7,7 +7,7 @@ from reread.goals import available, goal, output_titles
 from reread.planning.experiment import EXPERIMENTS, Experiment, load_experiment, networks, with_trials
 from reread.planning.schema import SEEDS
 from reread.storage.errors import InputError, refuse_unknown
-from reread.verdicts.seeds import least_seeds
+from reread.verdicts.seeds import few_seeds
 
 if TYPE_CHECKING:
     from reread.planning.plan import Plan
@@ -38,21 +38,16 @@ def undecidable(
 ) -> list[str]:
     """Return a line where so few seeds can reach no verdict, or no difference, whatever they measure."""
     comparisons = _comparisons_of(experiment, variants)
-    count, number = len(comparisons), len(seeds or experiment.seeds)
+    number = len(seeds or experiment.seeds)
     # Two networks need fewer seeds than one network and a figure.
     figures = all(
         comparison.get("reference") is not None or (len(networks(comparison)) == 1 and experiment.folds is None)
         for comparison in comparisons
     )
-    alpha = experiment.alpha_of_a_look
-    needed, for_equivalence = (least_seeds(alpha, count, sides, figures) for sides in (2, 1))
-    if not count or number >= needed:
+    if not comparisons:
         return []
-    of_them = f"{number} seed{'s' * (number != 1)}"
-    decides = f"decide{'s' * (number == 1)} nothing"
-    what = decides if number < for_equivalence else "can show equivalence and no difference"
-    of_all = f"{count} comparison{'s' * (count != 1)}"
-    return [f"{of_them} {what}: a difference needs {needed} of each variant ({of_all}, alpha {alpha})"]
+    alpha = experiment.alpha_of_a_look
+    return list(filter(None, [few_seeds(number, alpha, len(comparisons), figures, "comparison", "variant")]))
 
 
 def unset_margin(experiment: Experiment, variants: list[str] | None = None) -> list[str]:

@@ -53,6 +53,7 @@ from reread.preprocessing.folds import FEWEST
 from reread.preprocessing.manifest import MANIFEST_PATH, Manifest
 from reread.preprocessing.sources import SOURCES
 from reread.storage.errors import InputError, nearest, refuse_unknown
+from reread.verdicts.seeds import refuse_further_seeds
 
 PARAMETERS_FILE = Path("params.yaml")
 EXPERIMENTS = Path("experiments")
@@ -204,11 +205,7 @@ def load_experiment(
             layers = [defaults, section, of_the_grid, *(change for of, change in changes if of == trial)]
             built[trial] = _variant(trial, layers, parameters, file.parameters, path, root)
     _refuse_unused(file.parameters, written, built, path)
-    if file.second_look is not None and len(file.seeds) > file.second_look:
-        raise InputError(
-            f"{path} has {len(file.seeds)} seeds and second_look is {file.second_look}: an experiment grows to the "
-            "seeds that it declared, and no further"
-        )
+    refuse_further_seeds(str(path), len(file.seeds), file.second_look, "an experiment")
     _refuse_folds(file, path)
     return Experiment(
         name=name,
@@ -263,6 +260,12 @@ def _search(file: ExperimentFile, path: Path) -> dict[str, Any] | None:
     if not any(checked):
         raise InputError(f"{path}: search has no space: add settings to search")
     return {**file.search.model_dump(exclude={"space"}), "spaces": spaces}
+
+
+def refuse_elsewhere(root: Path = Path()) -> None:
+    """Raise InputError for a folder that is no project."""
+    if not (root / PARAMETERS_FILE).is_file():
+        raise InputError(f"{root / PARAMETERS_FILE} is missing: run this from the project's folder")
 
 
 def _known(name: str, root: Path, problem: str) -> str:

@@ -317,12 +317,17 @@ def path_of(name: str) -> Path:
     return EXPERIMENTS / f"{name}.yaml"
 
 
+def is_of_another_hand(path: Path) -> bool:
+    """Return whether an experiment's file is not one that `reread try` wrote."""
+    return not path.read_bytes().startswith(MARK.encode())
+
+
 def written(name: str, root: Path = Path()) -> dict[str, Any]:
     """Return experiments/NAME.yaml as an earlier `reread try` wrote it, or {}; InputError for others."""
     path = root / path_of(name)
     if not path.is_file():
         return {}
-    if not path.read_text(encoding="utf-8").startswith(MARK):
+    if is_of_another_hand(path):
         raise InputError(f"{path} is there, and `reread try` did not write it: rename it, or the data set")
     return read_yaml(path)
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from reread.planning.experiment import refuse_elsewhere
 from reread.preprocessing.manifest import MANIFEST_PATH, Manifest
 from reread.preprocessing.sources import SOURCES
 from reread.storage.errors import InputError, nearest
@@ -63,8 +64,7 @@ def registered_model(data: str, root: Path = Path()) -> Registered:
     own = root / DATABASE
     if tracking_uri(root) == f"sqlite:///{own.resolve()}":
         if not own.exists():
-            if not (root / "params.yaml").exists():
-                raise InputError(f"{root / 'params.yaml'} is missing: run this from the project's folder")
+            refuse_elsewhere(root)
             raise InputError(
                 f"no model is registered yet ({own.resolve()} does not exist): {_instead_of(data, [], root)}"
             )
