@@ -119,24 +119,21 @@ __device__ __forceinline__ void store_outputs(T* y, const unsigned (&result)[NT]
 }
 
 constexpr int outputs_at_most = 16;
-constexpr int forward_warps = 8;
-constexpr int fragments = 2;
-constexpr int forward_pixels = forward_warps * fragments * 16;
 
-// A block multiplies C channels of 256 pixels by 16 outputs; a warp 32 of the pixels.
-template <typename T, int C>
-static __global__ void __launch_bounds__(forward_warps * 32, 2)
+// A block of `warps` warps multiplies C channels of its pixels by 16 outputs; a warp 16 MF of the pixels.
+template <typename T, int C, int warps, int MF>
+static __global__ void __launch_bounds__(warps * 32, 16 / warps)
     convolve(const T* __restrict__ x, int channels, const T* __restrict__ filters, int filter_rows, Images images,
              int pixels, int slots, Norm norm, T* __restrict__ y, int64_t y_stride, int outputs, bool whole,
              double* partial) {
-  constexpr int threads = forward_warps * 32, MF = fragments, N = outputs_at_most, NT = N / 8, stride = C + skew;
+  constexpr int threads = warps * 32, tile_pixels = warps * MF * 16, N = outputs_at_most, NT = N / 8, stride = C + skew;
   constexpr int group = 2;
   constexpr unsigned size = sizeof(T);
   extern __shared__ __align__(128) unsigned char memory[];
   T* const staged = reinterpret_cast<T*>(memory);
   T* const ws = staged + 2 * slots * stride;
   float* const shared_sums = reinterpret_cast<float*>(ws + taps * N * stride);
-  float* const center = shared_sums + forward_warps * 2 * N;
+  float* const center = shared_sums + warps * 2 * N;
   int* const rows = reinterpret_cast<int*>(center + N);
   int* const places = rows + 2 * slots;
   const int thread = threadIdx.x, lane = thread % 32, own = thread / 32 * MF * 16;
@@ -150,7 +147,7 @@ static __global__ void __launch_bounds__(forward_warps * 32, 2)
   }
   Tile here(images, blockIdx.x, pixels);
   here.find_rows(images, rows);
-  here.find_places(images, forward_pixels, places);
+  here.find_places(images, tile_pixels, places);
   if (blockIdx.x + step < tiles) Tile(images, blockIdx.x + step, pixels).find_rows(images, rows + slots);
   cuda_ext::wait_for_the_one_before();
   float2 by[8];
@@ -176,13 +173,13 @@ static __global__ void __launch_bounds__(forward_warps * 32, 2)
     with_activation(norm, [&](const auto activation) { activate<T, C, threads>(xs, by, here.slots, own_rows, activation); });
     __syncthreads();
     if (tile + step < tiles) {
-      Tile(images, tile + step, pixels).find_places(images, forward_pixels, places + (stage ^ 1) * forward_pixels);
+      Tile(images, tile + step, pixels).find_places(images, tile_pixels, places + (stage ^ 1) * tile_pixels);
     }
     if (tile + 2 * step < tiles) Tile(images, tile + 2 * step, pixels).find_rows(images, own_rows);
     unsigned from[MF];
 #pragma unroll
     for (int m = 0; m < MF; ++m) {
-      from[m] = shared_address(xs + places[stage * forward_pixels + own + m * 16 + lane % 16] * stride + lane / 16 * 8);
+      from[m] = shared_address(xs + places[stage * tile_pixels + own + m * 16 + lane % 16] * stride + lane / 16 * 8);
     }
     unsigned filter = shared_address(ws + (lane / 16 * 8 + lane % 8) * stride + lane / 8 % 2 * 8);
     float product[MF][NT][4] = {};
@@ -226,8 +223,7 @@ static __global__ void __launch_bounds__(forward_warps * 32, 2)
   }
   cuda_ext::let_the_next_start();
   if (partial == nullptr) return;
-  store_sums<NT, 1, forward_warps, group>(partial, sums, shared_sums, center, rows_of_block(images.rows, tiles, pixels),
-                                          outputs, 0);
+  store_sums<NT, warps, group>(partial, sums, shared_sums, center, rows_of_block(images.rows, tiles, pixels), outputs, 0);
 }
 
 // What da of 16 pixels and 8 NT channels, a warp's products, gives to the norm: s dz to g, and sums of dz and of

@@ -73,16 +73,16 @@ void check(const Tensor& x, const Tensor* filters, const Tensor* dy) {
   }
 }
 
-template <typename T, int C>
+template <typename T, int C, int warps, int MF>
 void convolve_with(const Tensor& x, const Tensor& filters, const Norm& norm, const Images& images, const Tensor& y,
                    const Tensor& mean, const Tensor& variance, bool statistics) {
-  constexpr int N = outputs_at_most, threads_of_block = forward_warps * 32;
+  constexpr int N = outputs_at_most, threads_of_block = warps * 32, tile_pixels = warps * MF * 16;
   const Matrix to = matrix(y, "y");
-  const auto kernel = convolve<T, C>;
+  const auto kernel = convolve<T, C, warps, MF>;
   const auto bytes_of = [](int slots) {
-    return (2 * slots + taps * N) * (C + skew) * 2 + (forward_warps * 2 + 1) * N * 4 + 2 * (slots + forward_pixels) * 4;
+    return (2 * slots + taps * N) * (C + skew) * 2 + (warps * 2 + 1) * N * 4 + 2 * (slots + tile_pixels) * 4;
   };
-  const Cut by = cut(images, forward_pixels, bytes_of);
+  const Cut by = cut(images, tile_pixels, bytes_of);
   const int bytes = bytes_of(by.slots), blocks = std::min(by.tiles, blocks_at_once(kernel, threads_of_block, bytes));
   const int outputs = static_cast<int>(to.channels);
   const cudaStream_t stream = cuda_ext::current_stream(x.get_device_index());
@@ -159,7 +159,13 @@ void dense_convolution(Tensor x, Tensor filters, Tensor weight, Tensor bias, Ten
   const Norm norm = norm_of(x, weight, bias, mean, variance, beta, activation, epsilon);
   with_half(x, [&](auto t) {
     with_channels(x, [&](auto c) {
-      convolve_with<decltype(t), decltype(c)::value>(x, filters, norm, images, y, y_mean, y_variance, statistics);
+      const auto with = [&](auto warps, auto fragments) {
+        convolve_with<decltype(t), decltype(c)::value, decltype(warps)::value, decltype(fragments)::value>(
+            x, filters, norm, images, y, y_mean, y_variance, statistics);
+      };
+      // Blocks of 256 pixels, or of 64: 64 images of 8 x 8 took 5.6 us on an H200 by these, and 9.4 us by those.
+      if (are_few(images.rows)) with(std::integral_constant<int, 4>{}, std::integral_constant<int, 1>{});
+      else with(std::integral_constant<int, 8>{}, std::integral_constant<int, 2>{});
     });
   });
 }

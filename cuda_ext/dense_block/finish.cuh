@@ -5,25 +5,25 @@
 
 namespace cuda_ext::channels {
 
-// Blocks of finish_channels x sum_parts threads. So many loads of a thread are under way at once: two blocks of each of an
-// H200's multiprocessors are summed in one round.
+// Blocks of finish_channels x sum_parts threads, or half as many for few sums. So many loads of a thread are under way at
+// once: two blocks of each of an H200's multiprocessors are summed in one round.
 constexpr int sum_parts = 64;
 constexpr int sum_loads = 5;
 
 // The sums over all blocks of Q quantities of a thread's channel; threads of part 0 get the results. These kernels are short
 // and many: the block waits once, where `total` waits at each halving.
-template <int Q, typename C>
+template <int Q, int parts = sum_parts, typename C>
 __device__ void sum_blocks_of(const C* partial, int blocks, int64_t block_stride, int64_t quantity_stride,
                               double (&sums)[Q]) {
-  constexpr int warps = finish_channels * sum_parts / 32;
+  constexpr int warps = finish_channels * parts / 32;
   __shared__ double shared[warps][Q][finish_channels];
 #pragma unroll
   for (int q = 0; q < Q; ++q) sums[q] = 0;
-  for (int first = threadIdx.y; partial != nullptr && first < blocks; first += sum_loads * sum_parts) {
+  for (int first = threadIdx.y; partial != nullptr && first < blocks; first += sum_loads * parts) {
     C loaded[sum_loads][Q];
 #pragma unroll
     for (int i = 0; i < sum_loads; ++i) {
-      const int block = first + i * sum_parts;
+      const int block = first + i * parts;
 #pragma unroll
       for (int q = 0; q < Q; ++q) {
         loaded[i][q] = block < blocks ? partial[block * block_stride + q * quantity_stride] : static_cast<C>(0);
@@ -89,7 +89,8 @@ struct Gradients {
 // thread. That file is part of the keys of networks without dense blocks, and so stays as it is.
 constexpr int weights_of_thread = 4;
 
-static __global__ void __launch_bounds__(finish_channels * sum_parts)
+template <int parts>
+static __global__ void __launch_bounds__(finish_channels * parts)
     finish_backward(Partial partial, Gradients to, int64_t rows, int channels, Norm norm, bool training) {
   cuda_ext::wait_for_the_one_before();
   cuda_ext::let_the_next_start();
@@ -98,7 +99,7 @@ static __global__ void __launch_bounds__(finish_channels * sum_parts)
   if (block >= 0) {
     const int64_t i = (int64_t{block} * finish_channels + threadIdx.x) * weights_of_thread;
     double sums[weights_of_thread];
-    sum_blocks_of(i < partial.size ? partial.weights + i : nullptr, partial.blocks, partial.size, 1, sums);
+    sum_blocks_of<weights_of_thread, parts>(i < partial.size ? partial.weights + i : nullptr, partial.blocks, partial.size, 1, sums);
     if (i >= partial.size || threadIdx.y != 0) return;
     Lane<float, weights_of_thread> found;
 #pragma unroll
@@ -109,14 +110,14 @@ static __global__ void __launch_bounds__(finish_channels * sum_parts)
   if (blockIdx.x == 0) {
     if (partial.betas == nullptr) return;
     double sum[1];
-    sum_blocks_of(threadIdx.x == 0 ? partial.betas : nullptr, partial.beta_blocks, 1, 0, sum);
+    sum_blocks_of<1, parts>(threadIdx.x == 0 ? partial.betas : nullptr, partial.beta_blocks, 1, 0, sum);
     if (threadIdx.x == 0 && threadIdx.y == 0) *to.beta = static_cast<float>(sum[0]);
     return;
   }
   const int channel = (static_cast<int>(blockIdx.x) - 1) * finish_channels + threadIdx.x;
   const bool real = channel < channels;
   double sums[2];
-  sum_blocks_of(real ? partial.channels + channel : nullptr, partial.blocks, int64_t{2} * channels, channels, sums);
+  sum_blocks_of<2, parts>(real ? partial.channels + channel : nullptr, partial.blocks, int64_t{2} * channels, channels, sums);
   if (!real || threadIdx.y != 0) return;
   const double inverse = 1.0 / sqrt(static_cast<double>(norm.variance[channel]) + static_cast<double>(norm.epsilon));
   to.weight[channel] = static_cast<float>(sums[1] * inverse);
@@ -134,7 +135,13 @@ inline void launch_finish(const Partial& partial, const Gradients& to, int64_t r
   constexpr int of_block = finish_channels * weights_of_thread;
   const auto blocks = static_cast<unsigned>(1 + (channels + finish_channels - 1) / finish_channels +
                                             (partial.size + of_block - 1) / of_block);
-  cuda_ext::launch_early(&finish_backward, dim3(blocks), sum_block, 0, stream, partial, to, rows, channels, norm, training);
+  const auto with = [&](auto parts) {
+    constexpr int P = decltype(parts)::value;
+    cuda_ext::launch_early(&finish_backward<P>, dim3(blocks), dim3(finish_channels, P), 0, stream, partial, to, rows, channels,
+                           norm, training);
+  };
+  if (partial.blocks <= sum_parts) with(std::integral_constant<int, sum_parts / 2>{});
+  else with(std::integral_constant<int, sum_parts>{});
 }
 
 // Rows that are a gradient: dy, or, where y is given, dy + slope (y - mean) + offset, of a norm behind them.

@@ -78,18 +78,18 @@ __device__ __forceinline__ void share_sums(float* to, float (&sums)[2][NT][2], i
 }
 
 // The block's sums of its outputs and of their squares, of all of its `count` rows, and from zero on, in double. `warps`
-// warps hold the same outputs as every WN-th.
-template <int NT, int WN, int warps, int group>
+// warps hold the same outputs.
+template <int NT, int warps, int group>
 __device__ __forceinline__ void store_sums(double* partial, float (&sums)[2][NT][2], float* shared_sums,
                                            const float* center, int64_t count, int outputs, int first_output) {
   const int thread = threadIdx.x, warp = thread / 32;
   share_sums<NT, group>(shared_sums + warp * 2 * NT * 8, sums, thread % 32);
   __syncthreads();
-  for (int n = thread; n < NT * 8 * WN; n += warps * 32) {
+  for (int n = thread; n < NT * 8; n += warps * 32) {
     double sum = 0, square = 0;
-    for (int i = n / (NT * 8); i < warps; i += WN) {
-      sum += shared_sums[i * 2 * NT * 8 + n % (NT * 8)];
-      square += shared_sums[(i * 2 + 1) * NT * 8 + n % (NT * 8)];
+    for (int i = 0; i < warps; ++i) {
+      sum += shared_sums[i * 2 * NT * 8 + n];
+      square += shared_sums[(i * 2 + 1) * NT * 8 + n];
     }
     const double from = center[n], rows = static_cast<double>(count);
     if (first_output + n < outputs) {
@@ -157,6 +157,10 @@ int blocks_at_once(Kernel kernel, int block_threads, int shared_bytes) {
   STD_CUDA_CHECK(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&resident, kernel, block_threads, shared_bytes));
   return cuda_ext::multiprocessors() * resident;
 }
+
+// Whether there are so few rows that blocks of 32 or 64 of them, at most two on a multiprocessor, take less time than large
+// blocks, which leave multiprocessors idle.
+inline bool are_few(int64_t rows) { return rows < int64_t{2} * 32 * cuda_ext::multiprocessors(); }
 
 // A pair of neighbouring columns c and c + 1 of a row of weights goes to the place in shared memory that `output_of` gives to
 // its product and column, so that a thread gets neighbouring columns of neighbouring products.

@@ -56,11 +56,12 @@ def both_passes(x, *tensors):
     return y.detach(), *torch.autograd.grad(y.float().square().sum(), wanted)
 
 
-@pytest.mark.parametrize("shape", SHAPES)
+# images: few pixels, and so many that the kernels' blocks take more of them.
+@pytest.mark.parametrize(("shape", "batch"), [*((shape, 6) for shape in SHAPES), ("fits", 160)])
 @pytest.mark.parametrize("dtype", LARGEST_ERROR, ids=str)
 @pytest.mark.parametrize("training", [True, False])
-def test_it_is_its_layers_one_by_one_in_float64(shape, dtype, training):
-    inputs = given(shape, dtype)
+def test_it_is_its_layers_one_by_one_in_float64(shape, batch, dtype, training):
+    inputs = given(shape, dtype, batch)
     results = []
     for function, kind in ((dense_block, None), (one_by_one, torch.float64)):
         own = [tensor.to(kind or tensor.dtype).detach().requires_grad_() for tensor in inputs]
@@ -77,10 +78,12 @@ def test_it_is_its_layers_one_by_one_in_float64(shape, dtype, training):
 
 
 # images, height, width, channels, growth: lines that fill no tile, many small images in one, images of one line or
-# pixel, growth that is no multiple of 8.
+# pixel, growth that is no multiple of 8; and the same of more pixels, for blocks of 256.
 IMAGES = [
     (3, 9, 7, 48, 12), (1, 1, 1, 8, 1), (300, 1, 1, 40, 10), (2, 1, 64, 64, 16), (2, 3, 40, 56, 6), (9, 8, 8, 48, 12),
     (2, 32, 32, 48, 12), (50, 7, 7, 64, 16), (2, 17, 14, 24, 8), (2, 56, 56, 48, 3),
+    (9, 31, 33, 48, 12), (9000, 1, 1, 40, 10), (140, 1, 64, 64, 16), (70, 16, 16, 48, 12), (200, 7, 7, 64, 16),
+    (3, 56, 56, 56, 6),
 ]  # fmt: skip
 
 
