@@ -72,10 +72,6 @@ def exercise() -> None:
         x = torch.randn(2, 5, 7, 16, device="cuda").to(dtype).movedim(-1, 1).requires_grad_()
         weight, bias = torch.rand(2, 16, device="cuda")
         batch_norm_activation(x, weight, bias, None, None, training=True, pooled=True).sum().backward()
-    for rows, outputs, channels in ((300, 48, 36), (70, 56, 100), (200, 136, 72)):
-        _exercise_product(torch.bfloat16, rows, outputs, channels)
-    for images in ((3, 9, 7, 48, 12), (70, 1, 1, 64, 6), (1, 3, 40, 40, 16)):
-        _exercise_convolution(torch.bfloat16, *images)
 
 
 def _exercise_parts(dtype: torch.dtype, rows: int, channels: int, stride: int, columns: int) -> None:
@@ -93,36 +89,6 @@ def _exercise_parts(dtype: torch.dtype, rows: int, channels: int, stride: int, c
     _compare("batch_statistics", x)
     _compare("copy_with_statistics", x, x.clone(), mean.clone(), variance.clone())
     _compare("centred_gradient", x, x, mean, weight, bias, columns)
-
-
-def _exercise_product(dtype: torch.dtype, rows: int, outputs: int, channels: int) -> None:
-    padded = -(-channels // 8) * 8
-    x = torch.randn(rows, padded, device="cuda").to(dtype)[:, :channels]
-    w = torch.zeros(outputs, padded, device="cuda", dtype=dtype)
-    w[:, :channels] = torch.randn(outputs, channels, device="cuda") / channels**0.5
-    dy = torch.randn(rows, outputs, device="cuda").to(dtype)
-    norm = (*(torch.rand(4, channels, device="cuda") + 0.5), None, 2, 1e-5)
-    _compare("dense_product", x, w, *norm, True)
-    if outputs <= 64:
-        gradient = torch.randn(rows, padded, device="cuda").to(dtype)[:, :channels]
-        vectors = torch.ones(2, channels, device="cuda")
-        behind = torch.rand(3, outputs, device="cuda")
-        for y in ((None,) * 4, (dy.clone(), *behind)):
-            _compare("dense_product_backward", dy, *y, w, x, *norm, True, gradient, *vectors)
-
-
-def _exercise_convolution(dtype: torch.dtype, images: int, height: int, width: int, channels: int, growth: int) -> None:
-    padded, rows = -(-growth // 8) * 8, images * height * width
-    x = torch.randn(rows, channels, device="cuda").to(dtype)
-    filters = torch.zeros(padded, 3, 3, channels, device="cuda", dtype=dtype)
-    filters[:growth] = torch.randn(growth, 3, 3, channels, device="cuda") / (9 * channels) ** 0.5
-    dy = torch.zeros(rows, padded, device="cuda", dtype=dtype)
-    dy[:, :growth] = torch.randn(rows, growth, device="cuda")
-    norm = (*(torch.rand(4, channels, device="cuda") + 0.5), torch.tensor(1.2, device="cuda"), 2, 1e-5)
-    for statistics in (True, False):
-        y, vectors = torch.zeros(rows, growth + 4, device="cuda", dtype=dtype), torch.ones(2, growth, device="cuda")
-        _compare("dense_convolution", x, filters, *norm, height, width, y[:, :growth], *vectors, statistics)
-    _compare("dense_convolution_backward", dy, filters, x, *norm, True, height, width, growth)
 
 
 def _compare(name: str, *arguments: Any) -> None:
