@@ -186,11 +186,6 @@ def measure(name: str, variant: str, built: nn.Module, captured: bool, number: i
     }
 
 
-def captured_step(name: str, built: nn.Module) -> Callable[[], None]:
-    """Return the training step on one batch of ``name``, in a CUDA graph."""
-    return training_step(built, *batch(name), captured=True)
-
-
 def training_step(built: nn.Module, images: Tensor, labels: Tensor, captured: bool) -> Callable[[], None]:
     """Return the training step, warmed up; the peak of memory is counted from its last warm-up on."""
     optimizer = torch.optim.SGD(built.parameters(), 0.1, momentum=0.9, nesterov=True, weight_decay=1e-4, fused=True)

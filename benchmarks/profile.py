@@ -30,13 +30,16 @@ LONGEST_NAME = 90
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.profile", description="Profile a step by kernel.")
     parser.add_argument("network", choices=NAMES)
-    parser.add_argument("--batch", type=int, help="documents of HAN's step (default: 64)")
+    default = ", ".join(f"{BATCH[name]} for {name}" for name in NAMES)
+    parser.add_argument("--batch", type=int, help=f"documents or images of the step (default: {default})")
     parser.add_argument("--amp", choices=han.AMPS, default="bf16", help="precision of HAN's step (default: bf16)")
     parser.add_argument("--peer", action="store_true", help="the plain PyTorch step in a CUDA graph")
     parser.add_argument("--json", type=Path, help="write the figures to this file too")
     arguments = parser.parse_args()
-    if arguments.batch is not None and (arguments.batch < 1 or arguments.network != "han"):
-        raise InputError("--batch is the number of HAN's documents: give at least 1, and leave it out for densenet")
+    if arguments.batch is not None and arguments.batch < 1:
+        raise InputError(
+            f"--batch is the number of documents or images of a step: give at least 1, not {arguments.batch}"
+        )
     bench.refuse_without_kernels()
     torch.backends.cudnn.benchmark = True
     batch = arguments.batch or BATCH[arguments.network]
@@ -59,7 +62,7 @@ def steps_of(network: str, batch: int, amp: str, peer: bool) -> Callable[[], obj
     if network == "densenet":
         name = "DenseNet-BC-100-12"
         built = densenet.torchvision_network(name) if peer else densenet.network(name)
-        return densenet.captured_step(name, built)
+        return densenet.training_step(built, *densenet.batch(name, batch), captured=True)
     torch.manual_seed(0)
     tokens, word_counts, labels = han.documents(batch)
     if peer:
