@@ -61,7 +61,7 @@ def dense_block(
     - ``x``: [N, C, H, W] of float64, float32, float16 or bfloat16.
     - ``halves``: its kernels may be of another dtype, and are cast to x's.
     - ``training``, ``momentum``, ``epsilon``, ``activation``: as ``batch_norm_activation`` takes them; in training the
-      running statistics move.
+      running statistics move, unless N is 0.
 
     In training the mean and biased variance of each of the result's channels come with it, for the norm that reads it
     next; else None. Under autocast x takes its dtype.
@@ -74,6 +74,9 @@ def dense_block(
     >>> y.flatten().round()
     tensor([ 1.,  1., 16., 16., 16., 16.])
     """
+    rows = x.shape[0] * x.shape[2] * x.shape[3] if x.ndim == 4 else 0
+    if training and rows == 1:
+        raise ValueError(f"dense_block takes more than one value per channel in training, got x {tuple(x.shape)}")
     # Before torch 2.13 the tracing of torch.compile calls itself an export too: pytorch/pytorch#176347.
     exports = torch.compiler.is_exporting() and not torch.compiler.is_dynamo_compiling()
     y, *batch = torch.ops.reread_kernels.dense_block(
@@ -88,8 +91,8 @@ def dense_block(
         channels = halves.kernels[at].shape[1]
         means += [mean[:channels], inner[at]]
         variances += [variance[:channels], inner[at + 1]]
-    rows = x.shape[0] * x.shape[2] * x.shape[3]
-    fused.follow(halves.running_means, halves.running_variances, means, variances, rows, momentum)
+    if rows:
+        fused.follow(halves.running_means, halves.running_variances, means, variances, rows, momentum)
     return y, (mean, variance)
 
 
@@ -234,7 +237,7 @@ def convolutions_fit(x: Tensor, channels: int, growth: int) -> bool:
     height, width = x.shape[2:]
     # A slot of shared memory for each pixel and behind each line, counted with 31 bits.
     slots = x.shape[0] * (height + 1) * (width + 1)
-    return x.device.type == "cuda" and half and sizes and width <= 64 and slots < 2**31 - 2**16
+    return x.device.type == "cuda" and half and sizes and width <= 64 and height <= 2**15 and slots < 2**31 - 2**16
 
 
 def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: list[Tensor]) -> None:
@@ -498,6 +501,8 @@ def _check(x: Tensor, halves: Halves, activation: str) -> None:
     """Refuse what the kernels do not take."""
     if x.dtype not in fused.DTYPES or x.ndim != 4:
         raise ValueError(f"dense_block takes x [N, C, H, W] of floating point, got {tuple(x.shape)} of {x.dtype}")
+    if 0 in x.shape[1:]:
+        raise ValueError(f"dense_block takes images of at least one channel and one pixel, got x {tuple(x.shape)}")
     if activation not in fused.ACTIVATIONS:
         raise ValueError(f"dense_block takes an activation of {', '.join(fused.ACTIVATIONS)}, got {activation!r}")
     kernels, betas = halves.kernels, halves.betas
@@ -505,12 +510,16 @@ def _check(x: Tensor, halves: Halves, activation: str) -> None:
         raise ValueError(f"dense_block takes two kernels for each layer, got {len(kernels)}")
     if betas is not None and len(betas) != len(kernels):
         raise ValueError(f"dense_block takes a beta for each of {len(kernels)} activations or None, got {len(betas)}")
+    for at, beta in enumerate(betas or []):
+        if beta.shape != ():
+            raise ValueError(f"dense_block takes scalar betas, got beta {at} of shape {tuple(beta.shape)}")
     growth = kernels[1].shape[0]
     for at, kernel in enumerate(kernels):
         channels = kernels[at - 1].shape[0] if at % 2 else x.shape[1] + at // 2 * growth
         wanted = (growth, channels, 3, 3) if at % 2 else (kernel.shape[0], channels, 1, 1)
-        if kernel.shape != wanted:
-            raise ValueError(f"dense_block takes kernel {at} of shape {wanted}, got {tuple(kernel.shape)}")
+        if kernel.shape != wanted or not len(kernel):
+            shape = tuple(size or "at least 1" for size in wanted)
+            raise ValueError(f"dense_block takes kernel {at} of shape {shape}, got {tuple(kernel.shape)}")
         for name in ("weights", "biases", "running_means", "running_variances"):
             given = getattr(halves, name)
             if len(given) != len(kernels) or given[at].shape != (channels,):

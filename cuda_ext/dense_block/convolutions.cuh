@@ -210,7 +210,7 @@ static __global__ void __launch_bounds__(warps * 32, 16 / warps)
       result[i / NT][i % NT][1] = pack<T>(found[2], found[3]);
     }
     if (tile == blockIdx.x) {
-      if (own == 0) find_center<T, NT, group>(center, result[0], lane);
+      if (own == 0) find_center<T, NT, group>(center, result[0], here.count, lane);
       __syncthreads();
     }
 #pragma unroll

@@ -193,7 +193,8 @@ __global__ void __launch_bounds__(threads, 2)
         result[j][1] = pack<T>(product[j][2], product[j][3]);
       }
       if (tile == blockIdx.x) {
-        if (warp == 0) find_center<T, NT, group>(center, result, lane);
+        const int64_t left = rows - tile * tile_rows;
+        if (warp == 0) find_center<T, NT, group>(center, result, left < 16 ? static_cast<int>(left) : 16, lane);
         __syncthreads();
       }
 #pragma unroll

@@ -127,7 +127,8 @@ __device__ __forceinline__ void through_norm(const float (&da)[NT][4], T* xs, co
       for (int half = 0; half < 2; ++half) {
         const float centred = values[half][v] - own.x, z = centred * own.y + own.z;
         const float dz = activation.through(da[j + v / 2][half * 2 + v % 2], z, to_beta);
-        values[half][v] = activation.value(z);
+        // Of padding z may be infinite in half precision, and infinity times a dy of zero is no number.
+        values[half][v] = half * 8 + lane / 4 < rows ? activation.value(z) : 0.0f;
         sums[0][j + v / 2][v % 2] += dz;
         sums[1][j + v / 2][v % 2] += dz * centred;
         found[half][v] += own.y * dz;

@@ -26,15 +26,17 @@ __device__ int output_of(int j, int n) {
   return j / group * group * 8 + n / 2 * 2 * group + j % group * 2 + n % 2;
 }
 
-// The middle ones of three rows' values, from which on the block sums (channels::beginnings), of a warp's outputs.
+// The middle ones of three rows' values, from which on the block sums (channels::beginnings), of a warp's outputs. `rows` of
+// its rows, at least one, are real.
 template <typename T, int NT, int group>
-__device__ __forceinline__ void find_center(float* center, const unsigned (&result)[NT][2], int lane) {
+__device__ __forceinline__ void find_center(float* center, const unsigned (&result)[NT][2], int rows, int lane) {
+  const int second = lane % 4 + 4 * (rows > 3 ? 3 : rows - 1), third = lane % 4 + 4 * (rows > 6 ? 6 : rows - 1);
 #pragma unroll
   for (int j = 0; j < NT; ++j) {
     const unsigned own = result[j][0];
     const float2 a = cuda_ext::unpack<T>(own);
-    const float2 b = cuda_ext::unpack<T>(__shfl_sync(0xffffffffu, own, lane % 4 + 12));
-    const float2 c = cuda_ext::unpack<T>(__shfl_sync(0xffffffffu, own, lane % 4 + 24));
+    const float2 b = cuda_ext::unpack<T>(__shfl_sync(0xffffffffu, own, second));
+    const float2 c = cuda_ext::unpack<T>(__shfl_sync(0xffffffffu, own, third));
     if (lane < 4) {
       center[output_of<group>(j, lane * 2)] = middle_of(a.x, b.x, c.x);
       center[output_of<group>(j, lane * 2 + 1)] = middle_of(a.y, b.y, c.y);

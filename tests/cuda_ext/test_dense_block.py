@@ -197,12 +197,28 @@ def test_what_it_does_not_take_is_refused_with_what_came():
     refused("activation of none, relu, swish, gelu, got 'tanh'", activation="tanh")
     refused("two kernels for each layer, got 3", kernels=whole.kernels[:3])
     refused("beta for each of 4 activations or None, got 1", betas=whole.biases[:1])
+    refused("scalar betas, got beta 0 of shape \\(5,\\)", betas=whole.biases)
+    refused("at least one channel and one pixel, got x \\(2, 5, 0, 3\\)", x=images()[:, :, :0])
+    refused("at least one channel and one pixel, got x \\(2, 0, 4, 3\\)", x=images()[:, :0])
+    refused("more than one value per channel in training, got x \\(1, 5, 1, 1\\)", images()[:1, :, :1, :1], True)
+    refused(
+        "kernel 0 of shape \\('at least 1', 5, 1, 1\\), got \\(0, 5, 1, 1\\)",
+        kernels=[whole.kernels[0][:0], *whole.kernels[1:]],
+    )
     refused(
         "kernel 2 of shape \\(8, 8, 1, 1\\), got \\(8, 5, 1, 1\\)", kernels=[*whole.kernels[:2], *whole.kernels[:2]]
     )
     refused("kernel 1 of shape", kernels=[whole.kernels[0], whole.kernels[1][..., :1], *whole.kernels[2:]])
     for name in ("weights", "biases", "running_means", "running_variances"):
         refused(f"{name} of 4 norms, of norm 0 of shape \\(5,\\)", **{name: whole.weights[::-1]})
+
+
+def test_no_images_leave_the_running_statistics():
+    halves = parameters()
+    before = [statistic.clone() for statistic in (*halves.running_means, *halves.running_variances)]
+    y, _ = dense_block(images()[:0], halves, training=True)
+    assert y.shape == (0, INPUTS + 2 * GROWTH, 4, 3)
+    assert all(map(torch.equal, before, (*halves.running_means, *halves.running_variances)))
 
 
 def test_a_second_derivative_is_refused():

@@ -158,6 +158,45 @@ def test_the_3x3_convolution_finishes_its_gradient_as_the_reference_does(shape, 
         close(a, b.double(), 1e-2)
 
 
+def test_padding_of_an_infinite_activation_adds_nothing_to_a_gradient():
+    """Of float16 a channel that is constant and far from zero: its norm sends the zeros of padding rows to infinity."""
+    x, dy = torch.full((70, 48), -300.0, device="cuda").half(), torch.ones(70, 48, device="cuda").half()
+    w, zeros, ones = (
+        torch.ones(48, 48, device="cuda").half(),
+        torch.zeros(48, device="cuda"),
+        torch.ones(48, device="cuda"),
+    )
+    norm = (ones, zeros, zeros - 300, zeros, None, fused.ACTIVATIONS.index("relu"), 1e-5, True)
+    given = (
+        dy,
+        None,
+        None,
+        None,
+        None,
+        w,
+        x,
+        *norm,
+        torch.zeros_like(x),
+        torch.zeros_like(zeros),
+        torch.zeros_like(zeros),
+    )
+    to_w, *others = fused.part("dense_product_backward", x)(*given)
+    assert not to_w.any()
+    assert all(gradient.isfinite().all() for gradient in others)
+
+
+@pytest.mark.parametrize("rows", [1, 2, 5])
+def test_statistics_of_few_rows_are_those_of_the_rows(rows):
+    """Their sums start from the middle one of three rows, and padding is no row: of float16 it would be infinite."""
+    x, zeros = torch.full((rows, 48), -300.0, device="cuda").half(), torch.zeros(48, device="cuda")
+    x += torch.arange(rows, device="cuda")[:, None].half()
+    norm = (zeros + 1, zeros, zeros - 300, zeros, None, fused.ACTIVATIONS.index("relu"), 1e-5)
+    y, mean, variance = fused.part("dense_product", x)(x, torch.eye(48, device="cuda").half(), *norm, True)
+    exact_variance, exact_mean = torch.var_mean(y.double(), 0, correction=0)
+    close(mean, exact_mean, 1e-5)
+    close(variance, exact_variance, 1e-5)
+
+
 @pytest.mark.parametrize("channels", [24, 36, 60, 72, 204])
 def test_the_product_adds_to_a_gradient_where_it_lies(channels):
     torch.manual_seed(0)
