@@ -918,7 +918,7 @@ def speed_han() -> Table:
 
 # The newest last: its variants stand in place of those of an earlier run.
 DENSENETS = {
-    "densenet-bc-100-12": ("2026-11-29",),
+    "densenet-bc-100-12": ("2026-11-30",),
     "densenet-121": ("2026-11-23", "2026-11-29"),
 }
 
