@@ -57,6 +57,8 @@ def train(
     close_dead_flow_runs(say)
     settle(chosen.environment, say)
     folders = preprocess(plan=chosen) if prepared is None else prepared
+    for line in chosen.of_older_code(folders):
+        say(line, summary=True)
     each = f"{len(chosen.seeds)} {'seed' if len(chosen.seeds) == 1 else 'seeds'}"
     if chosen.folds is not None:
         each = f"{chosen.folds} folds of {each}"

@@ -74,7 +74,7 @@ def runs(experiment: str | None = None) -> pd.DataFrame:
     if experiment is None:
         rows = [_row(run, run.job) for run in all_runs()]
     else:
-        jobs = make_plan(experiment).known_jobs()
+        jobs = make_plan(experiment).known().jobs()
         folders = {run.key: run for run in all_runs()}
         rows = [_row(folders[job.run_key], job.to_json()) for job in jobs if job.run_key in folders]
     table = pd.DataFrame(rows, columns=None if rows else ["run_key", *NAMES, *RESULTS]).set_index("run_key")

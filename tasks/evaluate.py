@@ -61,6 +61,7 @@ def evaluate(plan: Plan, prepared: Mapping[str, str], so_far: bool = False) -> s
         raise InputError(
             f"{len(unfinished)} of {len(jobs)} runs of '{experiment}' are not trained ({first.name} is the "
             f"first): run `reread {command} --experiment {experiment}`"
+            + "".join(f". {line}" for line in plan.of_older_code(prepared))
         )
     if plan.folds is not None:
         # A repetition counts as a whole.

@@ -111,6 +111,8 @@ def print_plan(plan: "Plan", as_json: bool) -> None:
     print_table(table)
     cached = sum(run["state"] == CACHED for run in runs)
     print(f"{len(runs)} runs: {cached} cached, {len(runs) - cached} to train")
+    for line in plan.known().of_older_code():
+        print(line)
     if plan.search is not None:
         print(f"each variant has {plan.search['trials']} trials: further ones depend on the results of these")
     for line in [*([missing] if missing else reach_lines(reaches)), *other_settings(plan, published(plan))]:
@@ -120,7 +122,7 @@ def print_plan(plan: "Plan", as_json: bool) -> None:
 def planned_runs(plan: "Plan") -> list[dict[str, Any]]:
     """Return each run: variant, seed, the number of its fold where there are folds, run_key (None where its arrays are
     not prepared), and state (cached, train)."""
-    jobs = {(job.variant, job.seed, job.fold): job for job in plan.known_jobs()}
+    jobs = {(job.variant, job.seed, job.fold): job for job in plan.known().jobs()}
     runs = []
     for seed in plan.seeds:
         for variant in plan.variants:

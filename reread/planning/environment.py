@@ -52,8 +52,10 @@ class Environment(BaseSettings):
     mirror: Path | None = Field(
         None, description="folder with the archives of published data sets, read in place of the network"
     )
-    published: bool = Field(
-        True, description="runs in `results/` count as finished, whichever machine trained them; `false`: train them"
+    published: bool | Literal["older"] = Field(
+        True,
+        description="runs in `results/` that today's code trained count as finished, whichever machine trained them; "
+        "`older`: those of older code too; `false`: train them",
     )
     project: Path | None = Field(None, description="folder in which a Prefect worker runs deployments; set by `serve`")
 

@@ -43,6 +43,11 @@ def run_key(parts: Mapping[str, Any]) -> str:
     return content_key(parts)
 
 
+def without_code(parts: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the parts of a run's key that are not of the code."""
+    return {name: value for name, value in parts.items() if name not in ("source", "kernels")}
+
+
 def key_parts(
     model: str, network: Any, training: Any, seed: int, data: str, machine: Mapping[str, Any], source: Mapping[str, Any]
 ) -> dict[str, Any]:

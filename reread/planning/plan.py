@@ -7,14 +7,15 @@ their digests are in the runs' keys.
 
 import dataclasses
 import shlex
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import models
 from reread.planning import keys
-from reread.planning.environment import Environment
+from reread.planning.environment import Environment, variable
 from reread.planning.experiment import Design
 from reread.planning.published import published_runs, restore
 from reread.planning.validation import read
@@ -187,40 +188,66 @@ class Plan(Design):
         """Return the job of each (seed, variant), and fold; ``prepared`` maps prepared keys to folders.
 
         A run that is not in runs/ and is published in results/ is restored from there (reread/planning/published.py):
-        its job names the machine that trained it. InputError where arrays are not prepared yet.
+        its job names the machine and the code that trained it. InputError where arrays are not prepared yet.
+        """
+        jobs = []
+        for here, there, record in self._with_published(prepared):
+            taken = record and (there.source or self.environment.published == "older")
+            if taken:
+                restore(there, self.name, record)
+            jobs.append(there if taken else here)
+        return jobs
+
+    def of_older_code(self, prepared: Mapping[str, str] | None = None) -> list[str]:
+        """Return the line that counts the runs which only older code is known to have trained, if there are any."""
+        older = sum(bool(record) and not there.source for _, there, record in self._with_published(prepared))
+        name, runs = variable("published"), "1 run is" if older == 1 else f"{older} runs are"
+        if not older:
+            return []
+        if self.environment.published == "older":
+            return [f"{runs} published of older code, and taken as published ({name}=older)"]
+        return [f"{runs} published of older code, and not taken: {name}=older takes what is published"]
+
+    def _with_published(self, prepared: Mapping[str, str] | None) -> Iterator[tuple[Job, Job, dict[str, Any]]]:
+        """Yield each job; the job of the published run that has its settings, data and seed; and that run's record.
+
+        The second one has no ``source`` where older code trained the run. It is the first one, and the record is
+        empty, where the run is finished in runs/ or none is published.
         """
         folders = {key: about["directory"] for key, about in self.preparations().items()} | dict(prepared or {})
         descriptions = {key: read_object(Path(folder) / DESCRIPTION, "arrays") for key, folder in folders.items()}
         published = published_runs(self.name) if self.environment.published else {}
+        of_settings = {content_key(keys.without_code(run["key_parts"])): run for run in published.values()}
         machines = {content_key(run["key_parts"]["machine"]): run["key_parts"]["machine"] for run in published.values()}
 
-        def job(variant: Variant, seed: int, fold: Fold | None, prepared_key: str) -> Job:
-            key = arrays_key(prepared_key, fold)
-            about = (variant, seed, fold, folders[key], descriptions[key])
-            here = self._job(*about, self.machine, self.environment.processes_per_run)
-            if here.run.finished:
-                return here
-            for machine in machines.values():
-                there = self._job(*about, machine, machine["world_size"])
+        def find(here: Job, job_for: Callable[[Mapping[str, Any], int], Job]) -> tuple[Job, dict[str, Any]]:
+            for machine in () if here.run.finished else machines.values():
+                there = job_for(machine, machine["world_size"])
                 if there.run_key in published:
-                    restore(there, self.name, published[there.run_key])
-                    return there
-            return here
+                    return there, published[there.run_key]
+                if record := of_settings.get(content_key(keys.without_code(there.key_parts))):
+                    key, parts = record["run_key"], record["key_parts"]
+                    folder = self.environment.runs / key
+                    return dataclasses.replace(
+                        there, run_key=key, key_parts=parts, source={}, run_directory=folder
+                    ), record
+            return here, {}
 
-        return [
-            job(variant, seed, fold, key)
-            for seed in self.seeds
-            for variant in self.variants.values()
-            for fold in self.folds_of(seed)
-            if (key := variant.prepared_key)
-        ]
+        for seed in self.seeds:
+            for variant in self.variants.values():
+                for fold in self.folds_of(seed):
+                    if variant.prepared_key:
+                        key = arrays_key(variant.prepared_key, fold)
+                        job_for = partial(self._job, variant, seed, fold, folders[key], descriptions[key])
+                        here = job_for(self.machine, self.environment.processes_per_run)
+                        yield here, *find(here, job_for)
 
     def unfinished(self, prepared: Mapping[str, str] | None = None) -> list[Job]:
         """Return the jobs of the runs that are not trained."""
         return [job for job in self.jobs(prepared) if not job.run.finished]
 
-    def known_jobs(self) -> list[Job]:
-        """Return the jobs of the variants whose arrays are prepared; the keys of the others are not known yet."""
+    def known(self) -> "Plan":
+        """Return the plan with the variants alone whose arrays are prepared: the keys of the others are not known."""
         known = {
             name: variant
             for name, variant in self.variants.items()
@@ -230,7 +257,7 @@ class Plan(Design):
                 for key in self.arrays_of(variant.prepared_key)
             )
         }
-        return dataclasses.replace(self, variants=known).jobs()
+        return dataclasses.replace(self, variants=known)
 
     def parts(self) -> dict[str, dict[str, Any]]:
         """Return by variant the parts of its runs' keys, without seed and machine.

@@ -59,7 +59,7 @@ def trial(base: Variant, name: str, settings: Mapping[str, Any], where: str) -> 
 def _score(plan: Plan, base: Variant, where: str, name: str, settings: Mapping[str, Any]) -> float | None:
     """Return the mean validation score of a trial's seeds, or None where one of its runs is not finished."""
     variant = trial(base, name, settings, where)
-    jobs = dataclasses.replace(plan, variants={name: variant}).known_jobs()
+    jobs = dataclasses.replace(plan, variants={name: variant}).known().jobs()
     runs = [job.run for job in jobs]
     if not runs or not all(run.finished for run in runs):
         return None

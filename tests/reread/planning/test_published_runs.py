@@ -9,7 +9,8 @@ import pytest
 import yaml
 
 from reread.evaluation.items import open_items, recompute
-from reread.storage.run_folder import read_files
+from reread.storage.files import content_key
+from reread.storage.run_folder import read_files, write_files
 from reread.training.machine import machine as this_machine
 from tests.conftest import Project, clean_environment
 
@@ -54,6 +55,23 @@ def reread(project, command, *options, code=0, **environment):
 def forget(root):
     for name in ("runs", "prepared", "reports"):
         shutil.rmtree(root / name, ignore_errors=True)
+
+
+def age(results):
+    """Give published runs the keys that other code gave them."""
+    runs, today = json.loads((results / "runs.json").read_text()), {}
+    for run in runs:
+        run["key_parts"]["source"] = "0" * 16
+        today[run["run_key"]] = content_key(run["key_parts"])
+        run["run_key"] = today[run["run_key"]]
+    (results / "runs.json").write_text(json.dumps(runs))
+    files = {today[key]: value for key, value in read_files(results / "files.json.xz").items()}
+    for key, value in files.items():
+        value["result"]["run_key"] = key
+    write_files(results / "files.json.xz", files)
+    arrays = dict(np.load(results / "items.npz"))
+    renamed = {"/".join(today.get(part, part) for part in name.split("/")): array for name, array in arrays.items()}
+    np.savez_compressed(results / "items.npz", allow_pickle=False, **renamed)
 
 
 def files_of(folder):
@@ -124,6 +142,34 @@ def test_a_clone_reports_published_runs_and_adds_a_seed_to_them(published):
             assert list(side.scores) == pytest.approx(verdict["scores"][name], abs=1e-10)
         assert measured.items.deviation == pytest.approx(verdict["item_deviation"], abs=1e-10)
         assert (measured.items.count, measured.items.units) == (verdict["items"], verdict["item_units"])
+
+
+def test_runs_of_older_code_are_named_and_taken_where_that_is_asked_for(published):
+    root = published.directory
+    reread(published, "evaluate")
+    expected = json.loads((root / "reports/grows/verdicts.json").read_text())["verdicts"]
+    forget(root)
+    age(root / "results/grows")
+    line = "4 runs are published of older code, and not taken: REREAD_PUBLISHED=older takes what is published"
+    assert line in reread(published, "evaluate", code=2).stderr
+    assert line in reread(published, "run", "--dry-run").stdout
+    assert not list((root / "runs").glob("*/result.json"))
+
+    older = {"REREAD_PUBLISHED": "older"}
+    taken = reread(published, "run", **older)
+    assert "4 runs are published of older code, and taken as published" in taken.stdout + taken.stderr
+    found = json.loads((root / "reports/grows/verdicts.json").read_text())["verdicts"]
+    assert [verdict["interval"] for verdict in found] == [verdict["interval"] for verdict in expected]
+    keys = {run["run_key"] for run in json.loads((root / "results/grows/runs.json").read_text())}
+    assert {path.parent.name for path in (root / "runs").glob("*/result.json")} == keys
+    assert not list((root / "runs").glob("*/best.safetensors"))
+    published.run("python", "-m", "reread", "publish", "grows", **older)
+    assert {run["run_key"] for run in json.loads((root / "results/grows/runs.json").read_text())} == keys
+
+
+def test_a_wrong_value_of_the_variable_is_refused_by_name(published):
+    refused = reread(published, "evaluate", code=2, REREAD_PUBLISHED="old").stderr
+    assert "REREAD_PUBLISHED=old is wrong" in refused and "`older`" in refused
 
 
 def test_results_without_what_restores_runs_train_as_before_and_damaged_ones_are_refused(published):
