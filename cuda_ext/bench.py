@@ -11,6 +11,7 @@ capture is timed call by call, and the JSON names it, as it names one that fails
 import argparse
 import importlib
 import json
+import os
 import platform
 import statistics
 import subprocess
@@ -48,9 +49,11 @@ def main() -> None:
     arguments = parser.parse_args()
     if unknown := set(arguments.kernels) - set(KERNELS):
         raise KernelError(f"unknown kernel '{min(unknown)}': choose from {', '.join(KERNELS)}")
+    if arguments.json:
+        refuse_without_folder(arguments.json)
     for measured in measuring(arguments.kernels or KERNELS):
         if arguments.json:
-            arguments.json.write_text(json.dumps(measured, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+            write(arguments.json, measured)
     print(table(measured))
     print(json.dumps(measured))
 
@@ -69,16 +72,29 @@ def measuring(kernels: Sequence[str]) -> Iterator[dict[str, Any]]:
         yield measured
 
 
+def refuse_without_folder(file: Path) -> None:
+    """KernelError if the folder that a file is to lie in does not exist: the measurement would be lost."""
+    if not file.absolute().parent.is_dir():
+        raise KernelError(f"{file} lies in no folder that exists: make it")
+
+
+def write(path: Path, measured: dict[str, Any]) -> None:
+    """Write figures as JSON by rename: a run that is cut leaves the last whole file."""
+    written = path.with_name(f"{path.name}.new")
+    written.write_text(json.dumps(measured, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+    os.replace(written, path)
+
+
 def refuse_without_gpu() -> None:
     if not torch.cuda.is_available():
-        raise KernelError("the benchmark times kernels on an NVIDIA GPU, and PyTorch sees none: see `nvidia-smi`")
+        raise KernelError("the kernels run on an NVIDIA GPU, and PyTorch sees none: see `nvidia-smi`")
 
 
 def refuse_without_kernels() -> None:
     """KernelError if there is no GPU or no library for it."""
     refuse_without_gpu()
     if reason := library.unfit(torch.device("cuda", torch.cuda.current_device())):
-        raise KernelError(f"there is no kernel to time: {reason}")
+        raise KernelError(f"there is no kernel to run: {reason}")
 
 
 def all_cases(kernels: Sequence[str]) -> Iterator[Case]:

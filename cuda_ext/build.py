@@ -1,4 +1,4 @@
-"""Compile every kernel of this folder into one library, ahead of time: ``python -m cuda_ext.build`` (or ``make ext``).
+"""Compile every kernel of a checkout into one library, ahead of time: ``python -m cuda_ext.build`` (or ``make ext``).
 
 The library uses PyTorch's stable ABI, target 2.11, so that one build serves Python 3.11 to 3.13 and torch 2.11 to
 2.13. Nothing here needs a GPU or PyTorch's CUDA build: nvcc and PyTorch's headers are enough. It contains machine code
@@ -11,6 +11,7 @@ import hashlib
 import json
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import tempfile
@@ -63,23 +64,43 @@ def build(output: Path = BUILT, gpus: Sequence[Architecture] = ARCHITECTURES, wh
     wheel: another folder, which gets a wheel's library: the same without what only tests call (common/).
     KernelError says in one line what is missing (nvcc, a compiler) or does not fit, and the command that fixes it.
     """
+    if not kernel_sources():
+        raise KernelError(f"{SOURCES} has no CUDA sources to compile a library from: {remedy(False)}")
     nvcc = find_nvcc()
     release = check_nvcc(nvcc)
-    output.mkdir(parents=True, exist_ok=True)
-    about = {
-        "sources": source_key(),
-        "nvcc": ".".join(map(str, release)),
-        "torch_target": TORCH_TARGET,
-        "architectures": capabilities(gpus),
-        "ptx": list(ptx_of(gpus)),
-    }
+    output = writable(output)
     with open(output / "lock", "w", encoding="utf-8") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        objects = compile_sources(nvcc, output / "objects", gpus)
+        about = {
+            "sources": source_key(),
+            "nvcc": ".".join(map(str, release)),
+            "torch_target": TORCH_TARGET,
+            "architectures": capabilities(gpus),
+            "ptx": list(ptx_of(gpus)),
+        }
+        try:
+            objects = compile_sources(nvcc, output / "objects", gpus)
+        finally:
+            if source_key() != about["sources"]:
+                # Ninja takes an object that is newer than the edit to be up to date.
+                shutil.rmtree(output / "objects")
+                raise KernelError(f"a source in {SOURCES} was edited during the build: build again")
         if wheel:
             operations = [object_ for source, object_ in objects.items() if source.parent.name != "common"]
             publish(wheel, nvcc, operations, about)
         return publish(output, nvcc, list(objects.values()), about)
+
+
+def writable(folder: Path) -> Path:
+    """Make a folder, if there is none, and return its absolute path; KernelError if no file can be written to it."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            return folder.resolve()
+    except OSError as error:
+        raise KernelError(
+            f"{folder} is no folder that files can be written to ({error.strerror}): name another one"
+        ) from None
 
 
 def publish(output: Path, nvcc: str, objects: Sequence[Path], about: dict[str, Any]) -> Path:
@@ -162,18 +183,26 @@ def torch_folder() -> Path:
     return Path(torch.__file__).resolve().parent
 
 
+def toolkit() -> str:
+    """Return the version of the CUDA toolkit to install: PyTorch's, or OLDEST_NVCC where that is later."""
+    wanted = tuple(map(int, (torch.version.cuda or "13.0").split(".")))
+    return ".".join(map(str, max(wanted, OLDEST_NVCC)))
+
+
 def find_nvcc() -> str:
-    """nvcc of CUDA_HOME, else of the PATH, else where CUDA's installer puts it."""
-    candidates = [shutil.which("nvcc"), "/usr/local/cuda/bin/nvcc"]
-    if home := os.environ.get("CUDA_HOME"):
-        candidates.insert(0, f"{home}/bin/nvcc")
-    for candidate in candidates:
-        if candidate and os.access(candidate, os.X_OK):
-            return candidate
+    """nvcc of CUDA_HOME; where that is not set, of the PATH, else where CUDA's installer puts it."""
+    home = os.environ.get("CUDA_HOME")
+    for candidate in [f"{home}/bin/nvcc"] if home else ["nvcc", "/usr/local/cuda/bin/nvcc"]:
+        if nvcc := shutil.which(candidate):
+            return os.path.abspath(nvcc)
+    if home:
+        raise KernelError(
+            f"CUDA_HOME is {home}, which has no program bin/nvcc: point it at a CUDA toolkit, or unset it, and run "
+            f"`make ext`"
+        )
     raise KernelError(
-        f"nvcc, CUDA's compiler, is neither in CUDA_HOME nor on the PATH: install the CUDA toolkit "
-        f"{torch.version.cuda or '13.0'} (https://developer.nvidia.com/cuda-downloads) and run "
-        f"`CUDA_HOME=/usr/local/cuda make ext`"
+        f"nvcc, CUDA's compiler, is neither on the PATH nor in /usr/local/cuda: install the CUDA toolkit {toolkit()} "
+        f"(https://developer.nvidia.com/cuda-downloads) and run `CUDA_HOME=/usr/local/cuda make ext`"
     )
 
 
@@ -188,13 +217,12 @@ def check_nvcc(nvcc: str) -> tuple[int, int]:
     if wanted and int(wanted.split(".")[0]) != release[0]:
         raise KernelError(
             f"nvcc {text} ({nvcc}) does not fit PyTorch {torch.__version__}, built with CUDA {wanted}: install the "
-            f"CUDA toolkit {wanted} and run `CUDA_HOME=/usr/local/cuda-{wanted} make ext`"
+            f"CUDA toolkit {toolkit()} and run `CUDA_HOME=/usr/local/cuda-{toolkit()} make ext`"
         )
     if release < OLDEST_NVCC:
-        oldest = ".".join(map(str, OLDEST_NVCC))
         raise KernelError(
             f"nvcc {text} ({nvcc}) does not know every GPU that the library is built for: install the CUDA toolkit "
-            f"{wanted or oldest} or later and run `CUDA_HOME=/usr/local/cuda make ext`"
+            f"{toolkit()} and run `CUDA_HOME=/usr/local/cuda-{toolkit()} make ext`"
         )
     return release
 
@@ -216,10 +244,11 @@ def compile_sources(nvcc: str, folder: Path, gpus: Sequence[Architecture]) -> di
     def escaped(text: object) -> str:
         return re.sub(r"([$ :])", r"$\1", str(text))
 
-    rule = " ".join(f"'{part}'" for part in (nvcc, *flags))
+    # Ninja quotes $in and $out for the shell.
+    rule = shlex.join([nvcc, *flags]).replace("$", "$$")
     lines = [
         "rule compile",
-        f"  command = {rule.replace('$', '$$')} -MD -MF '$out.d' -c '$in' -o '$out'",
+        f"  command = {rule} -MD -MF $out.d -c $in -o $out",
         "  depfile = $out.d",
         "  deps = gcc",
         *(f"build {escaped(object_)}: compile {escaped(source)}" for source, object_ in objects.items()),
@@ -231,7 +260,12 @@ def compile_sources(nvcc: str, folder: Path, gpus: Sequence[Architecture]) -> di
 
 def run(arguments: list[str]) -> str:
     """Run a command and return what it printed; KernelError with its last lines if it failed."""
-    done = subprocess.run(arguments, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
+    try:
+        done = subprocess.run(arguments, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
+    except OSError as error:
+        raise KernelError(
+            f"{arguments[0]} does not run ({error.strerror}): install it again, or set CUDA_HOME or the PATH to another"
+        ) from None
     if done.returncode:
         missing = "No such file or directory" in done.stdout and "g++" in done.stdout
         if missing or "Cannot find compiler" in done.stdout:
@@ -242,11 +276,17 @@ def run(arguments: list[str]) -> str:
 
 
 def built() -> dict[str, Any] | None:
-    """What library.json says of the library in ``BUILT``, or metadata.json of the Hub's; None if there is none."""
+    """What library.json says of the library in ``BUILT``, or metadata.json of the Hub's.
+
+    None if there is neither, or if library.json is damaged: with it the library is as good as not built.
+    """
     try:
-        return json.loads((BUILT / "library.json").read_text(encoding="utf-8"))
+        about = json.loads((BUILT / "library.json").read_text(encoding="utf-8"))
     except FileNotFoundError:
         return built_for_the_hub(SOURCES) if (SOURCES / "metadata.json").is_file() else None
+    except ValueError:
+        return None
+    return about if isinstance(about, dict) else None
 
 
 def built_for_the_hub(folder: Path) -> dict[str, Any]:

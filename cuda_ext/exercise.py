@@ -21,7 +21,7 @@ from collections.abc import Iterator
 import torch
 
 from cuda_ext import library
-from cuda_ext.bench import KERNELS
+from cuda_ext.bench import KERNELS, refuse_without_kernels
 from cuda_ext.errors import KernelError, command
 
 TOOLS = ("memcheck", "racecheck", "initcheck", "synccheck")
@@ -48,6 +48,7 @@ def main() -> int:
 
 
 def exercise(kernels: list[str] | tuple[str, ...] = KERNELS) -> None:
+    refuse_without_kernels()
     library.strict(True)
     with contextlib.nullcontext() if SANITIZED in os.environ else unwritten_memory_is_nan():
         for name in kernels:

@@ -81,7 +81,8 @@ def main() -> None:
 
 def write(folder: Path) -> None:
     """Write the project to ``folder``. KernelError where that has files: some could be of other sources."""
-    if folder.exists() and any(folder.iterdir()):
+    folder = build.writable(folder)
+    if any(folder.iterdir()):
         raise KernelError(f"{folder} is not empty: name a new folder")
     package = folder / "torch-ext" / wheel.PACKAGE
     for module in wheel.copy_package(package):

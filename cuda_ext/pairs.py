@@ -59,8 +59,7 @@ def main() -> None:
             raise KernelError(f"--{name} is {getattr(arguments, name)}: give 1 or more")
     if arguments.output.suffix != ".jsonl":
         raise KernelError(f"--output is {arguments.output}: JSON lines are read from a file that ends in .jsonl")
-    if not arguments.output.absolute().parent.is_dir():
-        raise KernelError(f"{arguments.output} lies in no folder that exists: make it")
+    bench.refuse_without_folder(arguments.output)
     if arguments.kernel in bench.KERNELS:
         bench.refuse_without_kernels()
     case = find_case(arguments.kernel, arguments.case, arguments.peer)
@@ -81,13 +80,18 @@ def main() -> None:
 
 def find_case(kernel: str, name: str, peer: str) -> Case:
     """Return the case of a kernel, or of a module, that has the name and the peer; KernelError names what there is."""
+    address = f"cuda_ext.{kernel}.cases" if kernel in bench.KERNELS else kernel
+    known = ", ".join(bench.KERNELS)
+    no_cases = KernelError(f"'{kernel}' has no cases: choose from {known}, or a module with bench_cases()")
     try:
-        module = importlib.import_module(f"cuda_ext.{kernel}.cases" if kernel in bench.KERNELS else kernel)
-        bench_cases = module.bench_cases
-    except (ImportError, AttributeError):
-        known = ", ".join(bench.KERNELS)
-        raise KernelError(f"'{kernel}' has no cases: choose from {known}, or a module with bench_cases()") from None
-    cases = {name_of(case): case for case in bench_cases()}
+        module = importlib.import_module(address)
+    except ImportError as error:
+        if isinstance(error, ModuleNotFoundError) and f"{address}.".startswith(f"{error.name}."):
+            raise no_cases from None
+        raise KernelError(f"'{kernel}' cannot be imported ({error}): install what it imports") from None
+    if not hasattr(module, "bench_cases"):
+        raise no_cases
+    cases = {name_of(case): case for case in module.bench_cases()}
     if name not in cases:
         raise KernelError(f"{kernel} has no case '{name}': choose from {'; '.join(cases)}")
     if peer not in cases[name].peers:

@@ -11,7 +11,6 @@ import argparse
 import datetime
 import importlib.util
 import json
-import os
 import re
 import subprocess
 import sys
@@ -47,21 +46,21 @@ def main() -> int:
         library.unfit.cache_clear()
     today = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d")
     gpu = re.sub(r"[^a-z0-9]+", "-", torch.cuda.get_device_name().lower()).strip("-")
-    path = arguments.output / f"{today}-{gpu}.json"
+    path = build.writable(arguments.output) / f"{today}-{gpu}.json"
     report: dict[str, Any] = {"date": today, "commit": arguments.commit or commit(), "environment": bench.environment()}
     kept = json.loads(path.read_text(encoding="utf-8")) if arguments.part and path.is_file() else {}
     if kept.get("environment") == report["environment"]:
         report = kept | report
     if arguments.part != "times":
         report["checks"] = check()
-    write(path, report)
+    bench.write(path, report)
     if arguments.part != "checks":
         kernels = arguments.kernels or bench.KERNELS
-        others = [result for result in report.get("results", []) if result["kernel"] not in kernels]
+        others = [result for result in report.get("results", []) if result["kernel"].split()[0] not in kernels]
         for measured in bench.measuring(kernels):
             report |= measured | {"results": others + measured["results"]}
             # A run that is cut keeps what it has measured.
-            write(path, report)
+            bench.write(path, report)
     if {"checks", "results"} <= report.keys():
         path.with_suffix(".md").write_text(markdown(report), encoding="utf-8")
         print(markdown(report))
@@ -104,14 +103,6 @@ def commit() -> str | None:
     except (OSError, subprocess.CalledProcessError):
         return None
     return head + ("-dirty" if changes else "")
-
-
-def write(path: Path, report: dict[str, Any]) -> None:
-    """Write the report by rename: a run that is cut leaves the last whole one."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    written = path.with_suffix(".new")
-    written.write_text(json.dumps(report, indent=2, sort_keys=True) + "\n", encoding="utf-8")
-    os.replace(written, path)
 
 
 def markdown(report: dict[str, Any]) -> str:

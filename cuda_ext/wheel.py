@@ -1,13 +1,14 @@
 """Build the kernels as a wheel of their own: ``python -m cuda_ext.wheel`` (or ``make wheel``).
 
-The wheel, ``reread_kernels-VERSION+CUDA-py3-none-manylinux_GLIBC_x86_64.whl``, contains the package ``reread_kernels``,
-which is this one under another name, and a library with machine code for the GPUs in ``build.ARCHITECTURES`` and PTX
-for later ones. It needs torch alone. The sources of the kernels, the benchmarks and the tests stay in the repository,
-and so does what the library has for tests. Building needs nvcc, setuptools and no GPU.
+The wheel, ``reread_kernels-VERSION+CUDA-py3-none-manylinux_GLIBC_MACHINE.whl``, contains the package
+``reread_kernels``, which is this one under another name, and a library with machine code for the GPUs in
+``build.ARCHITECTURES`` and PTX for later ones. It needs torch alone. The sources of the kernels, the benchmarks and the
+tests stay in the repository, and so does what the library has for tests. Building needs nvcc, setuptools and no GPU.
 """
 
 import argparse
 import json
+import platform
 import re
 import shutil
 import subprocess
@@ -34,6 +35,8 @@ def main() -> None:
         "--without-library", action="store_true", help="leave the compiled library out: the references run alone"
     )
     arguments = parser.parse_args()
+    # Refused here: compiling takes minutes.
+    build.writable(arguments.output)
     with tempfile.TemporaryDirectory() as folder:
         library = None if arguments.without_library else Path(folder)
         if library:
@@ -46,8 +49,7 @@ def wheel(output: Path, library: Path | None) -> Path:
 
     library: the folder of a built library with its library.json, or None for a wheel whose references run alone.
     """
-    output = output.resolve()
-    output.mkdir(parents=True, exist_ok=True)
+    output = build.writable(output)
     with tempfile.TemporaryDirectory() as directory:
         stage = Path(directory)
         package = stage / PACKAGE
@@ -56,17 +58,17 @@ def wheel(output: Path, library: Path | None) -> Path:
             shutil.copy(source, stage)
         for file in [stage / "README.md", *modules]:
             file.write_text(renamed(file.read_text(encoding="utf-8")), encoding="utf-8")
-        version, platform = VERSION, "any"
+        version, tag = VERSION, "any"
         if library:
             (package / "_build").mkdir()
             about = json.loads((library / "library.json").read_text(encoding="utf-8"))
             for name in ("library.json", about["file"]):
                 shutil.copy(library / name, package / "_build")
             version += f"+cu{about['nvcc'].replace('.', '')}"
-            platform = f"manylinux_{oldest_glibc(library / about['file'])}_x86_64"
+            tag = f"manylinux_{oldest_glibc(library / about['file'])}_{platform.machine()}"
         with (package / "__init__.py").open("a", encoding="utf-8") as module:
             module.write(f'\n__version__ = "{version}"\n')
-        (stage / "setup.cfg").write_text(f"[bdist_wheel]\nplat_name = {platform}\n", encoding="utf-8")
+        (stage / "setup.cfg").write_text(f"[bdist_wheel]\nplat_name = {tag}\n", encoding="utf-8")
         code = "import sys; from setuptools.build_meta import build_wheel; build_wheel(sys.argv[1])"
         done = subprocess.run(
             [sys.executable, "-c", code, str(output)], cwd=stage, capture_output=True, text=True, check=False
@@ -83,8 +85,8 @@ def copy_package(package: Path) -> list[Path]:
 
 
 def renamed(text: str) -> str:
-    """A text with the package's name; a path, such as cuda_ext/build.py, is that of a checkout."""
-    return re.sub("cuda_ext(?!/)", PACKAGE, text)
+    """A text with the package's name; a path, such as cuda_ext/build.py, and a command are those of a checkout."""
+    return re.sub("(?<!python -m )cuda_ext(?!/)", PACKAGE, text)
 
 
 def oldest_glibc(library: Path) -> str:

@@ -1,13 +1,17 @@
 """The error that the benchmark prints and the tests bound, its peers, and the order in which it times."""
 
 import importlib.util
+import json
 import math
+import os
+import subprocess
+import sys
 
 import pytest
 import torch
 from torch import nn
 
-from cuda_ext import bench
+from cuda_ext import bench, build
 from cuda_ext.bench import Run, relative_error
 from cuda_ext.conv2d import cases as convolutions
 from cuda_ext.conv2d import reference
@@ -122,6 +126,32 @@ def test_the_kernel_and_its_peers_take_turns(monkeypatch):
     assert ran[-6:] == ["own", "peer"] * 3
     assert timed["own"] == {"median_ms": 0.25, "low_quartile_ms": 0.25, "high_quartile_ms": 0.25, "n": 3, "graph": True}
     assert timed["peer"]["median_ms"] == 1 and not timed["peer"]["graph"]
+
+
+@pytest.mark.parametrize(
+    ("command", "said"),
+    [
+        (("bench", "--json", "none/figures.json"), "none/figures.json lies in no folder that exists: make it"),
+        (("bench",), "the kernels run on an NVIDIA GPU, and PyTorch sees none: see `nvidia-smi`"),
+        (("exercise",), "the kernels run on an NVIDIA GPU, and PyTorch sees none: see `nvidia-smi`"),
+    ],
+)
+def test_what_cannot_run_is_one_line(command, said):
+    done = subprocess.run(
+        [sys.executable, "-m", f"cuda_ext.{command[0]}", *command[1:]], cwd=build.SOURCES.parent,
+        env=os.environ | {"CUDA_VISIBLE_DEVICES": ""}, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert (done.returncode, done.stderr) == (2, f"error: {said}\n")
+
+
+def test_figures_are_written_by_rename(tmp_path):
+    file, before = tmp_path / "figures.json", tmp_path / "before.json"
+    bench.write(file, {"results": []})
+    # Another name of the file as it was: it keeps that content.
+    before.hardlink_to(file)
+    bench.write(file, {"results": [1]})
+    assert json.loads(file.read_text()) == {"results": [1]} and json.loads(before.read_text()) == {"results": []}
+    assert sorted(tmp_path.iterdir()) == [before, file]
 
 
 def test_without_nvidia_smi_the_settings_are_none(monkeypatch):

@@ -48,6 +48,72 @@ def test_the_kernels_compile_and_are_published_whole(tmp_path):
         assert {path: path.stat().st_mtime_ns for path in compiled} == compiled, "what is up to date was compiled again"
 
 
+@pytest.fixture
+def small(tmp_path, monkeypatch):
+    """Return a function that makes a folder of sources, which stands for the kernels' own and compiles in a second."""
+
+    def make(name):
+        folder = tmp_path / name / "one"
+        folder.mkdir(parents=True)
+        (folder / "one.cu").write_text('#include "one.cuh"\nextern "C" const char* one() { return ONE; }\n')
+        (folder / "one.cuh").write_text('#define ONE "the first text"\n')
+        monkeypatch.setattr(build, "SOURCES", folder.parent)
+        return folder / "one.cuh"
+
+    return make
+
+
+@needs_nvcc
+@pytest.mark.parametrize("name", ["a folder", "it's a folder"])
+def test_the_path_of_a_checkout_may_have_spaces_and_apostrophes(name, small):
+    header = small(name)
+    output = build.SOURCES / "_build"
+    library_file = build.build(output, [(8, 0)])
+    assert b"the first text" in library_file.read_bytes()
+    compiled = (output / "objects" / "one.o").stat().st_mtime_ns
+    build.build(output, [(8, 0)])
+    # Ninja reads no apostrophe in a compiler's list of headers, and compiles again.
+    if shutil.which("ninja") and "'" not in name:
+        assert (output / "objects" / "one.o").stat().st_mtime_ns == compiled
+    header.write_text('#define ONE "the second text"\n')
+    assert b"the second text" in build.build(output, [(8, 0)]).read_bytes()
+
+
+@needs_nvcc
+def test_the_folder_of_the_library_may_be_relative(small, monkeypatch):
+    small("sources")
+    monkeypatch.chdir(build.SOURCES)
+    library_file = build.build(build.Path("output"), [(8, 0)])
+    assert library_file.is_absolute() and library_file.parent == build.SOURCES / "output" and library_file.is_file()
+
+
+@needs_nvcc
+@pytest.mark.parametrize("code", [0, 1])
+def test_a_source_that_is_edited_during_a_build_is_not_published_under_the_old_key(small, tmp_path, monkeypatch, code):
+    """The object is newer than the edit that it lacks, and the compiler succeeds or then fails."""
+    header = small("sources")
+    nvcc = build.find_nvcc()
+    (tmp_path / "bin").mkdir()
+    script = tmp_path / "bin" / "nvcc"
+    script.write_text(
+        f"""#!/bin/sh
+{nvcc} "$@" || exit
+case " $* " in *" -c "*) grep -q first {header} || exit 0;; *) exit 0;; esac
+sed -i s/first/second/ {header}
+sleep 0.01
+for object do case "$object" in *.o) touch "$object";; esac; done
+exit {code}
+"""
+    )
+    script.chmod(0o755)
+    monkeypatch.setenv("CUDA_HOME", str(tmp_path))
+    output = tmp_path / "output"
+    with pytest.raises(KernelError, match=f"^a source in {build.SOURCES} was edited during the build: build again$"):
+        build.build(output, [(8, 0)])
+    assert not (output / "library.json").exists() and not list(output.glob("*.so"))
+    assert b"the second text" in build.build(output, [(8, 0)]).read_bytes()
+
+
 def test_no_two_kernels_share_a_name():
     stems = [path.stem for path in build.kernel_sources()]
     assert len(set(stems)) == len(stems), "their objects would overwrite each other"
@@ -70,13 +136,39 @@ def nvcc_of(folder, text, code=0):
 
 def test_nvcc_of_cuda_home_comes_first(tmp_path, monkeypatch):
     monkeypatch.setenv("CUDA_HOME", str(tmp_path))
-    assert build.find_nvcc() != f"{tmp_path}/bin/nvcc"
     nvcc = nvcc_of(tmp_path, "Cuda compilation tools, release 13.0, V13.0.88")
     assert build.find_nvcc() == nvcc
     assert build.check_nvcc(nvcc) == (13, 0)
 
 
+@pytest.mark.parametrize("there", ["nothing", "a folder"])
+def test_a_cuda_home_without_nvcc_is_named(tmp_path, monkeypatch, there):
+    if there == "a folder":
+        (tmp_path / "bin" / "nvcc").mkdir(parents=True)
+    monkeypatch.setenv("CUDA_HOME", str(tmp_path))
+    with pytest.raises(KernelError, match=f"^CUDA_HOME is {tmp_path}, which has no program bin/nvcc: .*make ext`$"):
+        build.find_nvcc()
+
+
+def test_an_nvcc_that_does_not_run_is_one_line(tmp_path):
+    nvcc = nvcc_of(tmp_path, "")
+    build.Path(nvcc).write_text("")
+    with pytest.raises(KernelError, match=rf"^{nvcc} does not run \(Exec format error\): install it again, .*$"):
+        build.check_nvcc(nvcc)
+
+
+@pytest.mark.parametrize("output", ["file", "file/folder", "/proc"])
+def test_an_output_that_cannot_be_written_is_one_line(tmp_path, monkeypatch, output):
+    (tmp_path / "file").touch()
+    monkeypatch.setattr(torch.version, "cuda", None)
+    nvcc_of(tmp_path, "release 13.0, V13.0.88")
+    monkeypatch.setenv("CUDA_HOME", str(tmp_path))
+    with pytest.raises(KernelError, match=f"^{tmp_path / output} is no folder .*: name another one$"):
+        build.build(tmp_path / output)
+
+
 def test_a_missing_nvcc_is_one_line_with_the_command(monkeypatch):
+    monkeypatch.delenv("CUDA_HOME", raising=False)
     monkeypatch.setattr(build.os, "access", lambda *_: False)
     with pytest.raises(KernelError, match="^nvcc, CUDA's compiler, is neither .*make ext`$"):
         build.find_nvcc()
@@ -95,7 +187,7 @@ def test_a_missing_nvcc_is_one_line_with_the_command(monkeypatch):
             "12.8",
             "nvcc 13.0 .* does not fit PyTorch .* built with CUDA 12.8: .*cuda-12.8 make ext",
         ),
-        ("release 12.4, V12.4.1", None, "nvcc 12.4 .* does not know every GPU .*12.8 or later.* make ext"),
+        ("release 12.4, V12.4.1", None, "nvcc 12.4 .* does not know every GPU .*toolkit 13.0 .* make ext"),
         ("no compiler at all", None, "names no release: .*make ext"),
     ],
 )
@@ -105,6 +197,29 @@ def test_an_nvcc_that_does_not_fit_is_one_line_with_the_command(tmp_path, monkey
         build.check_nvcc(nvcc_of(tmp_path, said))
     assert re.search(message, str(error.value))
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("cuda", [None, "12.6", "12.9", "13.0"])
+def test_no_toolkit_is_recommended_that_is_then_refused(tmp_path, monkeypatch, cuda):
+    monkeypatch.setattr(torch.version, "cuda", cuda)
+    monkeypatch.delenv("CUDA_HOME", raising=False)
+    with monkeypatch.context() as nowhere:
+        nowhere.setattr(build.os, "access", lambda *_: False)
+        with pytest.raises(KernelError) as error:
+            build.find_nvcc()
+    messages = [str(error.value)]
+    # Too old, and of another major version.
+    for said in ("12.4", "14.0" if cuda else "11.0"):
+        (tmp_path / said).mkdir()
+        with pytest.raises(KernelError) as error:
+            build.check_nvcc(nvcc_of(tmp_path / said, f"release {said}, V{said}.1"))
+        messages.append(str(error.value))
+    for number, message in enumerate(messages):
+        (recommended,) = re.findall(r"toolkit (\d+\.\d+) ", message)
+        folder = tmp_path / f"recommended {number}"
+        folder.mkdir()
+        nvcc = nvcc_of(folder, f"release {recommended}, V{recommended}.1")
+        assert build.check_nvcc(nvcc) == tuple(map(int, recommended.split(".")))
 
 
 def test_a_missing_c_compiler_is_one_line_with_the_command(tmp_path):
@@ -238,3 +353,11 @@ def test_what_is_built_is_looked_up_where_the_library_is_loaded_from(monkeypatch
     assert build.built() is None
     (tmp_path / "library.json").write_text('{"file": "kernels.so"}', encoding="utf-8")
     assert build.built() == {"file": "kernels.so"}
+
+
+@pytest.mark.parametrize("content", [b"", b'{"file": "cuda_ext-01', b"null", b"[1]", b"\xff"])
+def test_a_damaged_library_json_is_a_reason_for_the_reference(monkeypatch, tmp_path, content):
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    monkeypatch.setattr(build, "BUILT", tmp_path)
+    (tmp_path / "library.json").write_bytes(content)
+    assert library.unfit.__wrapped__(torch.device("cuda", 0)) == "the library is not built: run `make ext`"

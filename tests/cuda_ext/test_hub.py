@@ -152,6 +152,13 @@ def test_what_the_builder_wrote_is_read_like_a_library_s_own_record(tmp_path):
     assert library["file"] == str(tmp_path / "_a_cuda_b.abi3.so")
 
 
+@pytest.mark.parametrize("name", ["file", "file/folder"])
+def test_a_file_in_place_of_the_folder_is_named(tmp_path, name):
+    (tmp_path / "file").touch()
+    with pytest.raises(KernelError, match=f"^{re.escape(str(tmp_path / name))} is no folder .*: name another one$"):
+        hub.write(tmp_path / name)
+
+
 def test_a_folder_with_files_is_refused(tmp_path):
     (tmp_path / "old.cu").touch()
     with pytest.raises(KernelError, match=re.escape(str(tmp_path))):

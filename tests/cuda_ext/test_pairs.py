@@ -126,6 +126,20 @@ def test_a_folder_and_a_module_that_do_not_exist_are_named(tmp_path):
         pairs.find_case("conv3d", CASE, "other")
 
 
+def test_a_package_that_a_module_of_cases_imports_and_that_is_missing_is_named(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "cases_of_another_package.py").write_text("import reread_missing.part\ndef bench_cases(): return []\n")
+    (tmp_path / "cases_of_another_version.py").write_text("from json import missing\ndef bench_cases(): return []\n")
+    (tmp_path / "no_cases.py").touch()
+    with pytest.raises(KernelError, match="'cases_of_another_package' cannot be imported .*'reread_missing'.*install"):
+        pairs.find_case("cases_of_another_package", CASE, "other")
+    with pytest.raises(KernelError, match="'cases_of_another_version' cannot be imported .*'missing' from 'json'"):
+        pairs.find_case("cases_of_another_version", CASE, "other")
+    for name in ("no_cases", "no_cases.part", "reread_missing.part"):
+        with pytest.raises(KernelError, match=f"'{name}' has no cases: choose from "):
+            pairs.find_case(name, CASE, "other")
+
+
 @pytest.mark.filterwarnings("ignore:`torch.jit.script_method`:DeprecationWarning")
 @pytest.mark.parametrize("size", [3, 7, 15])
 def test_the_tiled_convolution_can_be_timed_beside_cudnn(size):

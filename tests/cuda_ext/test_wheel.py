@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from cuda_ext import build, wheel
+from cuda_ext.errors import KernelError
 
 ON_GPU = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no NVIDIA GPU")]
 # Run in the other environment, on the device that is its argument. On a CPU an operation is its reference.
@@ -101,20 +102,53 @@ def test_the_wheel_has_the_operations_and_nothing_of_the_checkout_alone(built):
     assert any(name.endswith("/LICENSE") for name in names)
     assert not [name for name in names if name.endswith((".cu", ".cuh", "cases.py", "bench.py", "pyproject.toml"))]
     assert "Requires-Dist: torch<2.14,>=2.11" in metadata
-    assert not [text for text in texts if re.search("cuda_ext(?!/)", text)]
+    # A command is a checkout's: none is advertised that the wheel's modules answer.
+    assert not [text for text in texts if re.search("(?<!python -m )cuda_ext(?!/)|python -m reread_kernels", text)]
 
 
-def test_a_built_library_is_in_the_wheel(tmp_path):
+@pytest.mark.parametrize("machine", ["x86_64", "aarch64"])
+def test_a_built_library_is_in_the_wheel(tmp_path, monkeypatch, machine):
+    monkeypatch.setattr(wheel.platform, "machine", lambda: machine)
     folder = tmp_path / "library"
     folder.mkdir()
     machine_code = b"memcpy GLIBC_2.14 pthread_create GLIBC_2.34 qsort GLIBC_2.2.5"
     (folder / "kernels.so").write_bytes(machine_code)
     (folder / "library.json").write_text('{"file": "kernels.so", "nvcc": "13.0"}', encoding="utf-8")
     file = wheel.wheel(tmp_path, folder)
-    assert file.name == f"reread_kernels-{wheel.VERSION}+cu130-py3-none-manylinux_2_34_x86_64.whl"
+    assert file.name == f"reread_kernels-{wheel.VERSION}+cu130-py3-none-manylinux_2_34_{machine}.whl"
     with zipfile.ZipFile(file) as archive:
         assert archive.read("reread_kernels/_build/kernels.so") == machine_code
         assert "reread_kernels/_build/library.json" in archive.namelist()
+
+
+def test_a_wheel_s_library_is_not_replaced_by_one_of_no_sources(built, tmp_path):
+    with zipfile.ZipFile(built) as archive:
+        archive.extractall(tmp_path)
+    folder = tmp_path / "reread_kernels/_build"
+    folder.mkdir()
+    (folder / "cuda_ext-0.so").write_bytes(b"the library")
+    (folder / "library.json").write_text('{"file": "cuda_ext-0.so"}', encoding="utf-8")
+    done = subprocess.run(
+        [sys.executable, "-m", "reread_kernels.build"], cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(tmp_path)},
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 2 and re.fullmatch(
+        f"error: {folder.parent} has no CUDA sources to compile .*: install a wheel .*\n", done.stderr
+    )
+    assert [(path.name, path.read_bytes()) for path in folder.glob("*.so")] == [("cuda_ext-0.so", b"the library")]
+    assert (folder / "library.json").read_text(encoding="utf-8") == '{"file": "cuda_ext-0.so"}'
+
+
+def test_an_output_that_is_a_file_is_named_before_anything_is_compiled(tmp_path, monkeypatch):
+    file = tmp_path / "file"
+    file.touch()
+    with pytest.raises(KernelError, match=f"^{file} is no folder "):
+        wheel.wheel(file, None)
+    # There is no compiler there.
+    monkeypatch.setenv("CUDA_HOME", str(tmp_path))
+    monkeypatch.setattr(sys, "argv", ["wheel", "--output", str(file)])
+    with pytest.raises(KernelError, match=f"^{file} is no folder "):
+        wheel.main()
 
 
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=ON_GPU)])
