@@ -90,7 +90,9 @@ def reference(
     """
     if norm is not None:
         if scale is not None:
-            torch._foreach_div_(gradients, scale)
+            # An overflow leaves the gradients, too, as they are.
+            by = scale if overflow is None else torch.where(overflow > 0, 1.0, scale)
+            torch._foreach_div_(gradients, by)
             scale = None
         gradients = torch._foreach_mul(gradients, (largest_norm / (norm + 1e-6)).clamp(max=1.0))
     torch._foreach_add_(steps, 1)

@@ -454,10 +454,9 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
 def _differentiate(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
     if torch.is_grad_enabled():
         raise RuntimeError("batch_norm_activation has no second derivative: leave out create_graph")
-    dx, to_weight, to_bias, to_beta = torch.ops.reread_kernels.batch_norm_activation_backward(
-        dy, *ctx.saved_tensors, *ctx.options
-    )
-    to_beta = None if ctx.saved_tensors[5] is None else to_beta.reshape(())
+    saved = ctx.saved_tensors  # read once: activation checkpointing refuses a second time
+    dx, to_weight, to_bias, to_beta = torch.ops.reread_kernels.batch_norm_activation_backward(dy, *saved, *ctx.options)
+    to_beta = None if saved[5] is None else to_beta.reshape(())
     return dx, to_weight, to_bias, None, None, to_beta, None, None, None, None
 
 

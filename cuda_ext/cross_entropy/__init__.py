@@ -60,7 +60,7 @@ def check(scores: Tensor, targets: Tensor, label_smoothing: float) -> None:
             f"cross_entropy takes scores of float32 or float64 and targets of int64, got {scores.dtype} and "
             f"{targets.dtype}"
         )
-    if scores.ndim != 2 or targets.shape != scores.shape[:1]:
+    if scores.ndim != 2 or not scores.shape[1] or targets.shape != scores.shape[:1]:
         raise ValueError(
             f"cross_entropy takes scores [n, K] and targets [n], got {tuple(scores.shape)} and {tuple(targets.shape)}"
         )

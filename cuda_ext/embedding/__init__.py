@@ -55,8 +55,9 @@ def reference(table: Tensor, tokens: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def reference_gradient(gradient: Tensor, tokens: Tensor, rows: int, padding: int, dtype: torch.dtype) -> Tensor:
-    """Equals autograd's gradient [rows, E] of the table."""
-    return torch.ops.aten.embedding_dense_backward(gradient.to(dtype), tokens, rows, padding, False)
+    """Equals autograd's gradient [rows, E] of the table, summed in float32 where the table has half precision."""
+    wide = gradient.to(torch.promote_types(dtype, torch.float32))
+    return torch.ops.aten.embedding_dense_backward(wide, tokens, rows, padding, False).to(dtype)
 
 
 def check(table: Tensor, tokens: Tensor, padding: int, dtype: torch.dtype) -> None:
@@ -124,7 +125,7 @@ def _second(ctx: Any, of_table: Tensor) -> tuple[Tensor, None, None, None, None]
     """The gradient of a sum of rows is a row for each, and nothing for the padding."""
     (tokens,) = ctx.saved_tensors
     if ctx.padding != NONE:
-        of_table = of_table.index_fill(0, tokens.new_tensor([ctx.padding]), 0)
+        of_table = of_table.index_fill(0, torch.tensor([ctx.padding], device=tokens.device), 0)
     return torch.ops.reread_kernels.embedding(of_table, tokens, NONE, ctx.dtype), None, None, None, None
 
 

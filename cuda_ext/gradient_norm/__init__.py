@@ -28,7 +28,7 @@ def gradient_norm(tensors: Sequence[Tensor]) -> Tensor:
     """
     if not tensors:
         raise ValueError("gradient_norm takes at least one tensor, got none")
-    return torch.ops.reread_kernels.gradient_norm(tensors)
+    return torch.ops.reread_kernels.gradient_norm([tensor.detach() for tensor in tensors])
 
 
 def reference(tensors: list[Tensor]) -> Tensor:

@@ -190,8 +190,8 @@ def check(x: Tensor, limits: Tensor, initial: Tensor | None, *given: Any) -> Non
             f"gru takes parameters of shapes [3 H, I], [3 H, H], [3 H], [3 H] a direction, with I = {inputs} as x has, "
             f"got {', '.join(str(tuple(tensor.shape)) for tensor in parameters)}"
         )
-    if not 1 <= units <= MOST_UNITS:
-        raise ValueError(f"gru takes H from 1 to {MOST_UNITS}, got {units}")
+    if not 1 <= units <= MOST_UNITS or not inputs:
+        raise ValueError(f"gru takes H from 1 to {MOST_UNITS}, got {units}, and at least one input, got {inputs}")
     if limits.dtype not in (torch.int32, torch.int64):
         raise ValueError(f"gru takes lengths or offsets of int32 or int64, got {limits.dtype}")
     if x.ndim == 3 and limits.shape != x.shape[:1]:

@@ -102,6 +102,8 @@ class GRU(nn.Module):
             return self._layers(input, hx, self._ragged(offsets))
         if input.is_nested:
             bounds = input.offsets()  # type: ignore[attr-defined]
+            if input.lengths() is not None:  # type: ignore[attr-defined]
+                raise ValueError("GRU takes a nested tensor without holes: call its .contiguous()")
             states, last = self._layers(input.values(), hx, self._ragged(bounds))
             return torch.nested.nested_tensor_from_jagged(states, bounds), last
         return self._padded(input, hx, lengths)

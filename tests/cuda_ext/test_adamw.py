@@ -46,10 +46,12 @@ def test_it_is_torch_s_fused_adamw_of_groups(dtype):
             assert torch.equal(value, expected)
 
 
-def test_an_overflow_changes_nothing_but_the_scale_of_gradients():
+def test_an_overflow_changes_nothing():
     lists = drawn()
     before = [[tensor.clone() for tensor in given] for given in lists]
     adamw(*lists, RATES, DECAYS, overflow=torch.tensor(1.0))
+    norm, scale = torch.tensor(2.0), torch.tensor(4.0)
+    adamw(*lists, RATES, DECAYS, norm=norm, largest_norm=1.0, scale=scale, overflow=torch.tensor(1.0))
     for given, old in zip(lists, before, strict=True):
         assert all(torch.equal(a, b) for a, b in zip(given, old, strict=True))
 

@@ -101,6 +101,17 @@ def test_beta_without_a_gradient_gets_none():
     assert x.grad is not None
 
 
+def test_activation_checkpointing_gives_the_same_gradients():
+    x, weight, bias = (tensor.requires_grad_() for tensor in (torch.randn(4, 3, 2, 2), torch.rand(3), torch.rand(3)))
+
+    def run(x):
+        return batch_norm_activation(x, weight, bias, None, None, training=True, activation="swish")
+
+    results = [run(x), torch.utils.checkpoint.checkpoint(run, x, use_reentrant=False)]
+    of_plain, of_checkpoint = (torch.autograd.grad(y.square().sum(), (x, weight, bias)) for y in results)
+    torch.testing.assert_close(of_plain, of_checkpoint, rtol=0, atol=0)
+
+
 def test_without_running_statistics_it_always_takes_the_batch_s():
     x = numbers(4, 3, 2)
     weight, bias, _, _ = vectors(3)

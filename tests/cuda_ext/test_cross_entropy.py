@@ -53,6 +53,7 @@ def test_what_it_does_not_take_is_refused_with_what_came():
         ((scores, targets.int()), "got torch.float64 and torch.int32"),
         ((scores, targets[:5]), r"got \(6, 4\) and \(5,\)"),
         ((scores[0], targets), r"got \(4,\) and \(6,\)"),
+        ((scores[:, :0], targets), r"got \(6, 0\) and \(6,\)"),
         ((scores, targets.to("meta")), "got cpu and meta"),
         ((scores, targets, 1.5), "from 0 to 1, got 1.5"),
     ]:

@@ -44,7 +44,18 @@ def test_gradients_match_finite_differences():
 def test_the_gradient_s_own_gradient_leaves_out_the_padding(padding):
     above = torch.randn(2, 3, 4, dtype=torch.float64, requires_grad=True)
     gradient = torch.ops.reread_kernels.embedding_gradient
-    assert torch.autograd.gradcheck(lambda of: gradient(of, TOKENS, 5, padding, torch.float64), above)
+    for index in INDICES:
+        tokens = TOKENS.to(index)
+        assert torch.autograd.gradcheck(
+            lambda of, tokens=tokens: gradient(of, tokens, 5, padding, torch.float64), above
+        )
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_the_gradient_of_a_half_precision_table_is_summed_in_float32(dtype):
+    ours = torch.zeros(2, 4, dtype=dtype, requires_grad=True)
+    embedding(ours, torch.zeros(4096, dtype=torch.int64)).backward(torch.ones(4096, 4, dtype=dtype))
+    assert ours.grad[0].eq(4096).all()
 
 
 def test_autocast_rounds_rows_and_keeps_the_table_s_gradient_wide():

@@ -20,6 +20,10 @@ def test_the_operation_keeps_pytorch_s_rules():
     torch.library.opcheck(torch.ops.reread_kernels.gradient_norm, ([torch.randn(3), torch.randn(2, 2)],))
 
 
+def test_it_asks_for_no_gradient():
+    assert not gradient_norm([torch.ones(3, requires_grad=True)]).requires_grad
+
+
 def test_what_it_does_not_take_is_refused_with_what_came():
     with pytest.raises(ValueError, match="at least one tensor"):
         gradient_norm([])

@@ -88,6 +88,17 @@ def test_padded_ragged_and_nested_sequences_give_the_same():
 
 
 @quiet
+def test_a_nested_tensor_with_holes_is_refused_until_it_is_contiguous():
+    ours, x = GRU(3, 4, batch_first=True), torch.randn(2, 4, 3)
+    begins, lengths = torch.tensor([0, 1]), torch.tensor([2, 3])
+    nested = torch.nested.narrow(x, 1, begins, lengths, layout=torch.jagged)
+    with pytest.raises(ValueError, match="without holes: call its .contiguous"):
+        ours(nested)
+    expected = [ours(x[i : i + 1, b : b + n])[0][0] for i, (b, n) in enumerate(zip(begins, lengths, strict=True))]
+    torch.testing.assert_close(ours(nested.contiguous())[0].values(), torch.cat(expected))
+
+
+@quiet
 def test_dropout_between_layers_is_of_training_alone():
     theirs, ours = pair(num_layers=2, dropout=0.5, batch_first=True)
     x = torch.randn(SEQUENCES, STEPS, INPUTS, dtype=torch.float64)
