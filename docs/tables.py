@@ -16,7 +16,7 @@ import math
 import re
 import sys
 from collections import Counter, defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from statistics import mean
@@ -78,6 +78,56 @@ def verdict(name: str) -> str:
     return f"**{name}**" if name in ("supported", "refuted", "holds", "fails") else name
 
 
+def marked(comparison: dict[str, Any]) -> str:
+    """Return a comparison's verdict, with a dagger where cautions stand beside it."""
+    return verdict(comparison["verdict"]) + " †" * bool(comparison["cautions"])
+
+
+def with_cautions(table: Table, judged: Mapping[str, list[dict[str, Any]]]) -> str:
+    """Return a table and, below it, the cautions of its comparisons: those that differ in their side alone in one line.
+
+    judged: by where the comparisons are from, "" where they are all from one experiment.
+    """
+    # By place and words; the dicts are ordered sets.
+    sides: dict[tuple[str, str], dict[str, None]] = defaultdict(dict)
+    for place, comparisons in judged.items():
+        for comparison in comparisons:
+            for caution in comparison["cautions"]:
+                side, _, words = caution.partition(" ")
+                if side in (comparison["treatment"], comparison["control"]):
+                    sides[place, shortened(words)][f"`{side}`"] = None
+                else:
+                    sides[place, caution] = {}
+    lines = [markdown(table)]
+    for (place, words), names in sides.items():
+        about = " of ".join(filter(None, (", ".join(names), place)))
+        lines.append(f"† Caution{' on ' * bool(about)}{about}: {words}\n")
+    return "\n".join(lines)
+
+
+def shortened(caution: str) -> str:
+    """Return what a caution says of its side, without advice and with the last word of a setting's address."""
+    for pattern, shorter in (
+        (r"^(was|has) |: raise max_epochs", ""),
+        ("when it ended", "at the end"),
+        (r"(?:[a-z_]+\.)+([a-z_]+)=?", lambda match: f"`{match[1]}` "),
+        (" {2,}", " "),
+    ):
+        caution = re.sub(pattern, shorter, caution)
+    return caution
+
+
+def reads_of(comparison: dict[str, Any]) -> str:
+    """Return how often the test split of a comparison had been read before, in any version."""
+    return str(comparison["earlier_reads"] + comparison["other_version_reads"])
+
+
+def reads_by_data(judged: Mapping[str, list[dict[str, Any]]]) -> str:
+    """Return the line on earlier reads below a table that has a column for each data set, not for the reads."""
+    counts = (f"{data} {' or '.join(sorted(set(map(reads_of, of)), key=int))} times" for data, of in judged.items())
+    return f"\nTest split read before: {', '.join(counts)}.\n"
+
+
 def rule() -> str:
     """Return the rule of verdicts as reread/verdicts/rule.py words it, in a block of plain text."""
     from reread.verdicts.rule import RULE
@@ -86,16 +136,16 @@ def rule() -> str:
 
 
 def fewest_seeds() -> Table:
-    """Return the fewest seeds that can show a direction by the number of comparisons, of rule 1 and of today's."""
+    """Return the fewest seeds that can show a direction by the number of comparisons, today and by version 1."""
     from reread.verdicts.seeds import least_seeds
 
-    head = ["comparisons", "two networks, seeds of each", "pairs, or one figure", "two networks by rule 1"]
-    counts = [(n, least_seeds(0.05, n), least_seeds(0.05, n, one_figure=True)) for n in (1, 2, 3, 4, 6, 9, 13)]
+    head = ["comparisons", "two networks, seeds of each", "pairs, or one figure", "two networks by version 1"]
+    counts = [(n, least_seeds(0.05, n), least_seeds(0.05, n, one_figure=True)) for n in (1, 2, 3, 4, 6, 7, 9, 13, 23)]
     return head, [[str(n), str(networks), str(figure), str(figure)] for n, networks, figure in counts]
 
 
 def seeds_of_experiments() -> Table:
-    """Return each published experiment's seeds beside the fewest that rule 1 and today's need for its comparisons."""
+    """Return each published experiment's seeds beside the fewest that version 1 of the rule and today's need for it."""
     from reread.verdicts.seeds import least_seeds
 
     rows = []
@@ -106,7 +156,7 @@ def seeds_of_experiments() -> Table:
         counts = " or ".join(sorted({seeds_of(comparison) for comparison in judged}))
         cells = [f"`{name}`", str(len(judged)), counts, str(before), " or ".join(map(str, sorted(least)))]
         rows.append([*cells, "yes" if "one figure" in kinds else ""])
-    head = ["experiment", "comparisons", "seeds", "fewest by rule 1", "fewest today", "has one with one figure"]
+    head = ["experiment", "comparisons", "seeds", "fewest by version 1", "fewest today", "has one with one figure"]
     return head, rows
 
 
@@ -227,7 +277,7 @@ def power() -> Table:
         for seeds in TRAINED:
             cells = [percent(by_comparisons[comparisons][seeds][kind]) for kind in ("pairs", "rule", "other_items")]
             rows.append([str(comparisons), str(seeds), *cells])
-    return ["comparisons", "seeds", "rule 1", "today", "today, other test items too"], rows
+    return ["comparisons", "seeds", "version 1", "today", "today, other test items too"], rows
 
 
 def power_of_experiments() -> Table:
@@ -245,8 +295,8 @@ def power_of_experiments() -> Table:
         # Fewer seeds than were simulated cannot show a difference.
         cells += [percent(by_seeds[seeds][kind] if seeds in by_seeds else 0.0) for kind in ("pairs", "rule")]
         rows.append([*cells, *(enough(by_seeds, kind) for kind in ("pairs", "rule"))])
-    head = ["experiment", "comparisons", "seeds", "power by rule 1", "power today"]
-    return [*head, "seeds for 80 % by rule 1", "today"], rows
+    head = ["experiment", "comparisons", "seeds", "power by version 1", "power today"]
+    return [*head, "seeds for 80 % by version 1", "today"], rows
 
 
 def enough(by_seeds: dict[int, dict[str, float]], kind: str) -> str:
@@ -338,22 +388,23 @@ def page_of(experiment: str) -> str | None:
     return next((page.name for page in pages if mark in page.read_text(encoding="utf-8")), None)
 
 
-def verdicts(experiment: str) -> Table | str:
+def verdicts(experiment: str) -> str:
     judged = published(experiment, "verdicts.json")
     if judged is None:
         return not_run(experiment)
     return verdict_table(judged["verdicts"])
 
 
-def verdict_table(judged: list[dict[str, Any]]) -> Table:
-    """Return claims with their verdicts; a ratio and its margin are factors."""
+def verdict_table(judged: list[dict[str, Any]]) -> str:
+    """Return claims with their verdicts and cautions; a ratio and its margin are factors."""
     rows = []
     for claim in judged:
         sizes = [interval(claim["interval"], 4), f"{claim['equivalence_margin']:g}"]
         if ratio := claim.get("ratio"):
             sizes = [f"×{interval(ratio, 2, sign=False)}", f"×{ratio['margin']:g}"]
-        rows.append([claim["claim"], verdict(claim["verdict"]), *sizes, f"{claim['holm_p']:.3f}"])
-    return ["claim", "verdict", "difference", "margin", "p after Holm"], rows
+        rows.append([claim["claim"], marked(claim), *sizes, f"{claim['holm_p']:.3f}", reads_of(claim)])
+    head = ["claim", "verdict", "difference", "margin", "p after Holm", "test split read before"]
+    return with_cautions((head, rows), {"": judged})
 
 
 TIMING_COLUMNS = ["claim", "verdict", "peer", "times as fast", "margin", "GPU"]
@@ -402,7 +453,7 @@ def gpu_of(measured: dict[str, Any]) -> str:
     return measured["environment"]["gpu"].removeprefix("NVIDIA ").split()[0]
 
 
-def command_claims(name: str) -> Table:
+def command_claims(name: str) -> str:
     """Return the claims on commands that results/claims/NAME has, with their verdicts."""
     return verdict_table(read_json(f"results/claims/{name}/verdict.json")["claims"])
 
@@ -512,8 +563,8 @@ HEADLINES = (
     ("lars", "lars-or-nesterov-8192", "CIFAR-10", "At a batch of 8192, LARS is better than tuned Nesterov momentum."),
     ("kin", "dense", "CIFAR-10", "A DenseNet-BC is better than a ResNet of equal parameters."),
     ("kin", "stochastic-depth", "CIFAR-10", "Stochastic depth improves a ResNet of 56 layers in 20 epochs."),
-    ("imdb", "nb-svm", "IMDB", "A hierarchical attention network (HAN) is better than NB-SVM."),
-    ("imdb", "hierarchy", "IMDB", "HAN is better than a flat recurrent network."),
+    ("imdb", "hierarchy", "IMDB", "A hierarchical attention network (HAN) is better than a flat recurrent network."),
+    ("imdb", "nb-svm", "IMDB", "HAN is better than NB-SVM."),
     ("newsgroups20", "hierarchy", "20 Newsgroups", "HAN is better than a flat recurrent network."),
     ("precision-resnet18", "fp16", "CIFAR-10", "Training ResNet-18 in fp16 in place of float32 changes its accuracy."),
     ("precision-han", "bf16", "IMDB", "Training HAN in bf16 in place of float32 changes its accuracy."),
@@ -529,23 +580,24 @@ README_HEADLINES = {
 HEADLINE_COLUMNS = ["claim", "data", "verdict", "difference in accuracy", "margin", "seeds", "test split read before"]
 
 
-def headline(experiment: str, name: str, data: str, claim: str) -> list[str]:
-    """Return the cells of HEADLINE_COLUMNS of a published verdict."""
-    comparisons = read_json(f"results/{experiment}/verdicts.json")["verdicts"]
-    comparison = next(comparison for comparison in comparisons if comparison["name"] == name)
-    cells = [claim, data, verdict(comparison["verdict"]), interval(comparison["interval"], 4)]
-    reads = comparison["earlier_reads"] + comparison["other_version_reads"]
-    return [*cells, f"{comparison['equivalence_margin']:g}", seeds_of(comparison), str(reads)]
+def headline_table(entries: Iterable[tuple[str, str, str, str]]) -> str:
+    """Return published verdicts, each entry as one of HEADLINES."""
+    rows, judged = [], defaultdict(list)
+    for experiment, name, data, claim in entries:
+        comparisons = read_json(f"results/{experiment}/verdicts.json")["verdicts"]
+        comparison = next(comparison for comparison in comparisons if comparison["name"] == name)
+        judged[f"`{experiment}`"].append(comparison)
+        cells = [claim, data, marked(comparison), interval(comparison["interval"], 4)]
+        rows.append([*cells, f"{comparison['equivalence_margin']:g}", seeds_of(comparison), reads_of(comparison)])
+    return with_cautions((HEADLINE_COLUMNS, rows), judged)
 
 
-def headlines() -> Table:
-    """Return the verdicts of HEADLINES, without the reads of their test splits."""
-    return HEADLINE_COLUMNS[:-1], [headline(*entry)[:-1] for entry in HEADLINES]
+def headlines() -> str:
+    return headline_table(HEADLINES)
 
 
-def readme_headlines() -> Table:
-    """Return the verdicts of README_HEADLINES."""
-    return HEADLINE_COLUMNS, [headline(*entry) for entry in HEADLINES if entry[:2] in README_HEADLINES]
+def readme_headlines() -> str:
+    return headline_table(entry for entry in HEADLINES if entry[:2] in README_HEADLINES)
 
 
 def larger_experiments() -> Table:
@@ -574,16 +626,23 @@ def larger_experiments() -> Table:
     return ["data", "network", "test accuracy", "seeds", "beside it"], rows
 
 
-# The data sets of docs/results/index.md, by the experiment that has their networks.
-USED = ("default", "imdb", "newsgroups20", "fastnet")
+# The data sets of docs/results/index.md whose best network or baseline it names.
+USED = ("digits", "docstrings", "imdb", "newsgroups20", "cifar10")
 
 
 def use() -> str:
-    """Return for each data set of USED the line on what to use that the experiment's report begins with."""
+    """Return the line on what to use for each data set of USED: the best on validation of all published experiments."""
     from reread.evaluation.head import recommendations
+    from reread.evaluation.summary import champion_of
 
-    lines = [line for name in USED for line in recommendations(read_json(f"results/{name}/metrics.json"))]
-    return "".join(f"- {line}\n" for line in lines)
+    lines: dict[str, list[tuple[float, str]]] = defaultdict(list)
+    for path in sorted((ROOT / "results").glob("*/metrics.json")):
+        metrics = read_json(str(path))
+        if metrics["evaluated_on"] == "test":
+            # A grid has champions, and no line on what to use.
+            for data, line in zip(metrics["champions"], recommendations(metrics), strict=False):
+                lines[data].append((champion_of(data, metrics)[1], f"- {line} Experiment: `{path.parent.name}`.\n"))
+    return "".join(max(lines[data], key=lambda scored: scored[0])[1] for data in USED)
 
 
 # What the learning rate of each method of LARS was, and the published experiment that has them.
@@ -665,18 +724,18 @@ def readers_accuracies() -> Table:
     return ["reader", "IMDB", f"IMDB without {left_out} repeated reviews", "20 Newsgroups"], rows
 
 
-def readers_verdicts() -> Table:
-    imdb = read_json("results/imdb/verdicts.json")["verdicts"]
-    news = {
-        comparison["name"]: comparison for comparison in read_json("results/newsgroups20/verdicts.json")["verdicts"]
+def readers_verdicts() -> str:
+    judged = {
+        title: read_json(f"results/{name}/verdicts.json")["verdicts"]
+        for name, title in (("imdb", "IMDB"), ("newsgroups20", "20 Newsgroups"))
     }
-    rows = []
-    for comparison in imdb:
-        cells = [comparison["claim"], verdict(comparison["verdict"]), interval(comparison["interval"], 4)]
-        other = news.get(comparison["name"])
-        cells += [verdict(other["verdict"]), interval(other["interval"], 4)] if other else ["", ""]
-        rows.append(cells)
-    return ["claim", "IMDB", "difference", "20 Newsgroups", "difference"], rows
+    rows: dict[str, list[str]] = {}
+    for number, of in enumerate(judged.values()):
+        for comparison in of:
+            cells = rows.setdefault(comparison["name"], [comparison["claim"], *[""] * 4])
+            cells[2 * number + 1 : 2 * number + 3] = marked(comparison), interval(comparison["interval"], 4)
+    head = ["claim", *(cell for title in judged for cell in (title, "difference"))]
+    return with_cautions((head, list(rows.values())), judged) + reads_by_data(judged)
 
 
 def choices() -> Table:
@@ -768,13 +827,17 @@ def quantiles() -> Table:
     return header, [[f"{quantile:g}", *cells, *[""] * (len(header) - 1 - len(cells))] for quantile, cells in ordered]
 
 
-def quantile_verdicts() -> Table:
+def quantile_verdicts() -> str:
+    judged = {
+        title: read_json(f"results/quantiles-{data}/verdicts.json")["verdicts"] for data, title in QUANTILES.items()
+    }
     rows: dict[str, dict[str, str]] = defaultdict(dict)
-    for data in QUANTILES:
-        for comparison in read_json(f"results/quantiles-{data}/verdicts.json")["verdicts"]:
-            rows[comparison["name"]][data] = f"{verdict(comparison['verdict'])}, {interval(comparison['interval'], 3)}"
-    body = [[f"{int(name[1:]) / 100:g}", *(cells.get(data, "") for data in QUANTILES)] for name, cells in rows.items()]
-    return ["whole texts are better than those truncated at", *QUANTILES.values()], body
+    for title, of in judged.items():
+        for comparison in of:
+            rows[comparison["name"]][title] = f"{marked(comparison)}, {interval(comparison['interval'], 3)}"
+    body = [[f"{int(name[1:]) / 100:g}", *(cells.get(title, "") for title in judged)] for name, cells in rows.items()]
+    table = ["whole texts are better than those truncated at", *judged], body
+    return with_cautions(table, judged) + reads_by_data(judged)
 
 
 def padding() -> Table:

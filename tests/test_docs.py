@@ -18,6 +18,7 @@ from nbclient import NotebookClient
 
 from cuda_ext import pairs
 from reread.planning.experiment import load_experiment
+from reread.verdicts.seeds import least_seeds
 from tests.cuda_ext.test_exercise_gpu import kernels_of_the_sources
 from tests.reread.evaluation.pages import published_report
 
@@ -267,6 +268,62 @@ def test_the_report_of_published_results_can_be_drawn(tmp_path):
 
 def test_the_tables_are_those_of_the_results():
     assert load("tables").main(["--check"]) == 0
+
+
+def published(name: str) -> dict:
+    return json.loads((ROOT / "results" / name).read_text(encoding="utf-8"))
+
+
+@pytest.mark.parametrize("experiment", ["copying", "default", "kin", "lars", "swish-resnet"])
+def test_a_table_of_verdicts_has_their_reads_and_each_caution_once(experiment):
+    judged = published(f"{experiment}/verdicts.json")["verdicts"]
+    rows, _, notes = load("tables").verdicts(experiment).partition("\n\n")
+    cautioned = {caution.split()[0] for comparison in judged for caution in comparison["cautions"]}
+    for comparison, row in zip(judged, rows.splitlines()[2:], strict=True):
+        assert (" † |" in row) == bool(comparison["cautions"])
+        assert row.endswith(f"| {comparison['earlier_reads'] + comparison['other_version_reads']} |")
+    named = [re.findall("`([^`]+)`", note.partition(": ")[0]) for note in notes.splitlines()]
+    assert sorted(itertools.chain(*named)) == sorted(cautioned)
+
+
+@pytest.mark.parametrize(
+    ("caution", "note"),
+    [
+        (
+            "a was still learning when it ended (6 of 6 seeds): raise max_epochs.",
+            "on `a` of X: still learning at the end (6 of 6 seeds).",
+        ),
+        (
+            "b has the lowest training.optimizer.weight_decay that its tuning tried, 0.1.",
+            "on `b` of X: the lowest `weight_decay` that its tuning tried, 0.1.",
+        ),
+        (
+            "a trains with training.learning_rate=8.0 (0.9394).",
+            "on `a` of X: trains with `learning_rate` 8.0 (0.9394).",
+        ),
+        ("Sentences have ten words, e.g. these.", "on X: Sentences have ten words, e.g. these."),
+    ],
+)
+def test_a_caution_is_shortened_to_its_sides_and_words(caution, note):
+    comparison = {"treatment": "a", "control": "b", "cautions": [caution]}
+    table = load("tables").with_cautions((["claim"], [["c"]]), {"X": [comparison, comparison]})
+    assert table == f"| claim |\n| --- |\n| c |\n\n† Caution {note}\n"
+
+
+def test_the_best_of_a_data_set_is_of_all_published_experiments():
+    (line,) = (line for line in load("tables").use().splitlines() if "On cifar10" in line)
+    tried = [json.loads(path.read_text(encoding="utf-8")) for path in ROOT.glob("results/*/metrics.json")]
+    variants = [of["variants"].values() for of in tried if of["evaluated_on"] == "test"]
+    cifar10 = [variant for of in variants for variant in of if variant["data"] == "cifar10"]
+    best = max(cifar10, key=lambda variant: variant["validation"]["accuracy"]["mean"])
+    scores = (f"{best[split]['accuracy']['mean']:.4f} on {split}" for split in ("validation", "test"))
+    assert ", ".join(scores) in line
+
+
+def test_the_fewest_seeds_in_words_are_those_of_the_rule():
+    words = " ".join(PAGES["docs/verdicts.md"].split())
+    assert "need 4 seeds each for one comparison, 5 for two to six, and 6 for seven to 23." in words
+    assert [least_seeds(0.05, count) for count in (1, 2, 6, 7, 23, 24)] == [4, 5, 5, 6, 6, 7]
 
 
 def test_the_tables_leave_out_an_experiment_that_no_page_shows(project):
