@@ -339,6 +339,17 @@ def published(experiment: str, name: str) -> Any:
     return read_json(path) if (ROOT / path).exists() else None
 
 
+def judged_in(experiment: str) -> list[dict[str, Any]]:
+    """Return an experiment's verdicts, without the cautions that its tuning does not give any more."""
+    from reread.planning.tuning import outdated
+
+    outdated_here = outdated(ROOT / "results" / experiment)
+    return [
+        {**judged, "cautions": [caution for caution in judged["cautions"] if caution not in outdated_here]}
+        for judged in read_json(f"results/{experiment}/verdicts.json")["verdicts"]
+    ]
+
+
 def claims(experiment: str) -> list[str]:
     """Return the claims that an experiment compares."""
     from reread.planning.experiment import load_experiment
@@ -389,10 +400,9 @@ def page_of(experiment: str) -> str | None:
 
 
 def verdicts(experiment: str) -> str:
-    judged = published(experiment, "verdicts.json")
-    if judged is None:
+    if published(experiment, "verdicts.json") is None:
         return not_run(experiment)
-    return verdict_table(judged["verdicts"])
+    return verdict_table(judged_in(experiment))
 
 
 def verdict_table(judged: list[dict[str, Any]]) -> str:
@@ -584,8 +594,7 @@ def headline_table(entries: Iterable[tuple[str, str, str, str]]) -> str:
     """Return published verdicts, each entry as one of HEADLINES."""
     rows, judged = [], defaultdict(list)
     for experiment, name, data, claim in entries:
-        comparisons = read_json(f"results/{experiment}/verdicts.json")["verdicts"]
-        comparison = next(comparison for comparison in comparisons if comparison["name"] == name)
+        comparison = next(comparison for comparison in judged_in(experiment) if comparison["name"] == name)
         judged[f"`{experiment}`"].append(comparison)
         cells = [claim, data, marked(comparison), interval(comparison["interval"], 4)]
         rows.append([*cells, f"{comparison['equivalence_margin']:g}", seeds_of(comparison), reads_of(comparison)])
@@ -725,10 +734,7 @@ def readers_accuracies() -> Table:
 
 
 def readers_verdicts() -> str:
-    judged = {
-        title: read_json(f"results/{name}/verdicts.json")["verdicts"]
-        for name, title in (("imdb", "IMDB"), ("newsgroups20", "20 Newsgroups"))
-    }
+    judged = {title: judged_in(name) for name, title in (("imdb", "IMDB"), ("newsgroups20", "20 Newsgroups"))}
     rows: dict[str, list[str]] = {}
     for number, of in enumerate(judged.values()):
         for comparison in of:
@@ -828,9 +834,7 @@ def quantiles() -> Table:
 
 
 def quantile_verdicts() -> str:
-    judged = {
-        title: read_json(f"results/quantiles-{data}/verdicts.json")["verdicts"] for data, title in QUANTILES.items()
-    }
+    judged = {title: judged_in(f"quantiles-{data}") for data, title in QUANTILES.items()}
     rows: dict[str, dict[str, str]] = defaultdict(dict)
     for title, of in judged.items():
         for comparison in of:

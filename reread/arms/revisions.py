@@ -7,7 +7,7 @@ and tags; a whole commit id that the mirror has needs no network. Submodules are
 import os
 import re
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit, urlunsplit
@@ -104,6 +104,21 @@ def ignore_in_git(folder: Path) -> None:
     """Let git ignore the folder of the runs: the claim file may be in a repository of others."""
     if not (folder / ".gitignore").exists():
         write_text(folder / ".gitignore", "*\n")
+
+
+def exclude_from_git(patterns: Sequence[str]) -> None:
+    """Let git ignore what has these names in the current folder, by .git/info/exclude, which no commit has."""
+    try:
+        file = Path(git("rev-parse", "--git-path", "info/exclude", folder=Path()))
+        place = git("rev-parse", "--show-prefix", folder=Path())
+    except InputError:  # no repository, or no git
+        return
+    known = file.read_text(encoding="utf-8", errors="replace") if file.exists() else ""
+    lines = [re.sub(r"([\\*?[])", r"\\\1", f"/{place}") + pattern for pattern in patterns]
+    file.parent.mkdir(exist_ok=True)
+    with open(file, "a", encoding="utf-8") as excluded:
+        excluded.write("\n" if known and not known.endswith("\n") else "")
+        excluded.writelines(f"{line}\n" for line in lines if line not in known.splitlines())
 
 
 def has(directory: Path, commit: str) -> bool:

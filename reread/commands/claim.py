@@ -32,6 +32,7 @@ from rich.table import Table
 
 from reread.arms.jobs import FOLDER, Job, made_by, make_jobs, warnings
 from reread.arms.machine import read_machine
+from reread.arms.revisions import exclude_from_git
 from reread.arms.run import run_all
 from reread.arms.scores import TABLE, refuse_cached_without_scores, scores_table
 from reread.arms.settings import ArmsFile, read_arms_file, undecidable
@@ -43,6 +44,8 @@ from reread.storage.files import write_text
 from tasks import users_environment
 
 CACHED, TO_RUN = "cached", "run"
+# In the current folder, which may be in a repository of others. secret.env has a password.
+LEFT_BY_FLOW = (".locks/", ".prefect/", "mlartifacts/", "mlflow.db*", "secret.env")
 
 
 def command(
@@ -81,6 +84,7 @@ def command(
 
         from reread.commands.servers import prefect_session
 
+        exclude_from_git(LEFT_BY_FLOW)
         with progress(as_json=True), prefect_session():
             from flows.claim import claim
 

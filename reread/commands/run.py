@@ -82,7 +82,7 @@ def command(
     print_results(report)
     minutes, seconds = divmod(round(time.monotonic() - start), 60)
     say(f"\n{minutes} min {seconds} s. Report: {report / 'report.html'}")
-    say("Next:  reread ui      MLflow and Prefect in the browser, runs to compare")
+    say("Next:  reread ui      the addresses of MLflow and Prefect, with runs to compare")
     if plan.name == "default":  # dvc.yaml has the stages of this experiment
         say("       make repro     DVC reuses the finished runs, and retrains what you change in params.yaml")
 

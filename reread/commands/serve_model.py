@@ -18,7 +18,7 @@ import typer
 from rich.console import Console
 
 from reread.commands.options import DATA, VARIANTS
-from reread.commands.servers import HOST, SIGNALS, is_free, login
+from reread.commands.servers import HOST, SIGNALS, basic_login, is_free
 from reread.storage.errors import InputError
 from reread.storage.secret import SECRET, project_secret
 
@@ -56,7 +56,7 @@ def command(
         token = secret if console.is_terminal else f"$(sed s/.*:// {SECRET})"
         console.print(
             f"{model.variant}, version {model.version} of {model.name}: {page}\n"
-            f"Log in with {login(console)}: a user and a password, or:\n"
+            f"Log in with {basic_login(console)}, or:\n"
             f"""  curl {page}/predict -H "Authorization: Bearer {token}" """
             "-H 'Content-Type: application/json' "
             """-d '{"rows": ["Return the eigenvalues."]}'\n"""

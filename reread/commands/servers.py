@@ -26,7 +26,7 @@ from rich.console import Console
 import tasks
 from reread.storage.errors import InputError, PassingError
 from reread.storage.locks import file_lock
-from reread.storage.secret import SECRET, project_auth, project_secret
+from reread.storage.secret import SECRET, USER, project_auth, project_secret
 
 HOST = "127.0.0.1"
 LOCKS = Path(".locks")
@@ -34,6 +34,8 @@ POOL = "reread"
 START_SECONDS = 180
 LEAST_ROOM = 16 << 20  # bytes; Prefect's database of a few runs takes 3 MB, and the log of its changes 5
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
+# What Prefect's page takes, for those who are not at the terminal: others may read a log.
+IN_SECRET = f"what follows = in {SECRET}"
 
 
 class ServerFailed(PassingError):
@@ -170,8 +172,14 @@ def given_client() -> dict[str, str] | None:
 
 
 def login(console: Console) -> str:
-    """Return USER:PASSWORD for the person at a terminal, else where it is: others may read a log."""
-    return project_auth() if console.is_terminal else f"what {SECRET} has"
+    """Return what Prefect's page takes, USER:PASSWORD, for the person at a terminal, else where it is."""
+    return project_auth() if console.is_terminal else f"{IN_SECRET} ({USER}:…)"
+
+
+def basic_login(console: Console) -> str:
+    """Return the user and the password, which a browser asks for on the other pages, likewise."""
+    password = project_secret() if console.is_terminal else f"that follows {USER}: in {SECRET}"
+    return f"the user {USER} and the password {password}"
 
 
 def client_settings(client: Mapping[str, str | None]) -> contextlib.AbstractContextManager[object]:
@@ -323,7 +331,7 @@ def prefect_session() -> Iterator[None]:
     import flows.definition  # noqa: F401 (while the server starts: each takes seconds)
 
     servers.wait(server)
-    say(f"Prefect: http://{HOST}:{port} while this runs (log in with what {SECRET} has)")
+    say(f"Prefect: http://{HOST}:{port} while this runs (log in with {IN_SECRET})")
     # Nobody watches heartbeats on a server that ends with this process, and each flow would end up to a second later.
     client = {**client_of(port), "PREFECT_FLOWS_HEARTBEAT_FREQUENCY": None}
     with client_settings(client), _cancelled_when_interrupted():

@@ -320,7 +320,8 @@ def print_estimate(
     if (average := load(cores)) is not None:
         print(f"warning: the load average is {average:.1f} on {cores} cores: other work makes this and the runs slower")
     if estimated.share < SHARE_NAMED:
-        print(f"other work takes {1 - estimated.share:.0%} of what a run could have")
+        taken = f"{1 - estimated.share:.0%} of the CPU time that a run could use"
+        print(f"other programs take {taken}: the times above allow for it")
     if further:
         print(f"then about {duration(further)} more at most, where a choice is at the edge of what was tried")
     if seconds > LONG_SECONDS:

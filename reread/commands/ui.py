@@ -1,4 +1,4 @@
-"""Open MLflow's and Prefect's pages.
+"""Start MLflow and Prefect, and print their addresses.
 
 reread ui
 reread ui --mlflow-port 5001 --prefect-port 4201
@@ -14,7 +14,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from reread.commands.servers import Server, Servers, login, mlflow_server, prefect_server
+from reread.commands.servers import Server, Servers, basic_login, login, mlflow_server, prefect_server
 from reread.storage.errors import InputError
 
 
@@ -56,9 +56,7 @@ def command(
                 for experiment, address in runs_pages(page):
                     console.print(f"         {experiment}: {address}")
         if ours:
-            console.print(
-                f"Log in with {login(console)}: Prefect's page takes all of it, MLflow's a user and a password"
-            )
+            console.print(f"Log in to Prefect's page with {login(console)}, to MLflow's with {basic_login(console)}")
         console.print(
             "Ctrl-C stops what was started here." if servers.running else "Another terminal runs them: nothing to do."
         )

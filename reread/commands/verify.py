@@ -12,6 +12,8 @@ with verdicts.json, metrics.json, plan.json, summary.json and differences.csv. W
 what the test items leave are computed from the predictions on each item. How often the test split had been read before
 is counted in results/test-reads.jsonl, whose chain is verified too. Reads no run, no data set and no weights.
 
+A caution that the tuning published beside an experiment does not give any more is a note, and no difference.
+
 Exit code 1 where a value differs; with --write they are printed and replaced, and differences.png is drawn again.
 A verdict.json is not replaced: judge its scores again.
 """
@@ -110,10 +112,22 @@ def of_folders(folders: Sequence[Path], write: bool = False) -> dict[str, dict[s
         reads = counted(folder, entries) if entries and count else None
         lines = verify(folder, again, reads)
         if count or lines:
-            results[str(folder)] = {"verdicts": count, "from_items": from_items, "differences": lines}
+            about = {"verdicts": count, "from_items": from_items, "differences": lines}
+            results[str(folder)] = about | {"notes": notes_of(folder)}
         if write and lines:
             replace(folder, again, reads)
     return results
+
+
+def notes_of(folder: Path) -> list[str]:
+    """Return the cautions of an experiment that its tuning does not give any more."""
+    if not (folder / VERDICTS).is_file():
+        return []
+    try:
+        from reread.planning.tuning import outdated
+    except ModuleNotFoundError:  # the small installation
+        return []
+    return [f"the tuning published beside it does not give this caution any more: {line}" for line in outdated(folder)]
 
 
 def replace(folder: Path, again: Recompute, reads: Count | None) -> None:
@@ -160,4 +174,5 @@ def said(name: str, verified: Mapping[str, Any]) -> str:
     sources = [f"{from_items} from predictions on each item"] if from_items else []
     sources += [f"{rest} from published scores"] if rest else []
     result = f"{len(lines)} values differ" if lines else "all values agree"
+    lines = [*lines, *(f"note: {line}" for line in verified.get("notes", []))]
     return "\n".join([f"{name}: verdicts {', '.join(sources)}: {result}", *(f"  {printable(line)}" for line in lines)])

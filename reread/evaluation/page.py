@@ -21,6 +21,7 @@ TEMPLATES = Path(__file__).resolve().parent / "templates"
 # Vega, Vega-Lite and vega-embed, from the package vl-convert.
 VEGA = "vega"
 MINUS = "\N{MINUS SIGN}"
+NO_INTERVAL = "no interval"  # of too few seeds
 NO_SPREAD = "no spread"  # of seeds with one value: they have no interval
 # The class of style.css and the mark of each verdict.
 WORDS = {
@@ -42,9 +43,11 @@ def signed(value: float | None, digits: int = 4) -> str:
 
 
 def interval(value: Mapping[str, Any] | None, digits: int = 4, sign: bool = False) -> str:
-    """The interval of a mapping with low and high: ``[0.1, 0.2]``; equal values have none."""
-    if value is None or value["low"] is None:
+    """The interval of a mapping with low and high: ``[0.1, 0.2]``; equal values and too few have none."""
+    if value is None:
         return "–"
+    if value["low"] is None:
+        return NO_INTERVAL
     if value["low"] == value["high"]:
         return NO_SPREAD
     show = signed if sign else number

@@ -47,9 +47,11 @@ def verdict_text(verdict: Mapping[str, Any]) -> Text:
     text.append(f"  {printable(verdict['claim'])}\n{printable(verdict['sentence'])}")
     if verdict["interval"] is not None:
         what = "ratio" if verdict.get("ratio") else "difference"
+        shown = f"{difference(verdict, ' ')} at {verdict['interval_level']:.2%}"
+        if verdict["interval"]["low"] is None:
+            shown = f"{difference(verdict, ', ')} (too few seeds)"
         text.append(
-            f"\n{what} {difference(verdict, ' ')} at "
-            f"{verdict['interval_level']:.2%}, corrected p of a difference "
+            f"\n{what} {shown}, corrected p of a difference "
             f"{p_value(verdict['holm_p'])}, of equivalence {p_value(verdict['holm_equivalence_p'])}",
             style="dim",
         )

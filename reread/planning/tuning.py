@@ -2,9 +2,11 @@
 
 import json
 import math
+import re
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import yaml
@@ -19,9 +21,12 @@ from reread.storage.digests import whole
 from reread.storage.errors import InputError, refuse_unknown
 from reread.storage.files import read_object
 from reread.storage.run_folder import METRICS
+from reread.verdicts.verify import VERDICTS
 
 EPOCHS = "training.max_epochs"
 COMPLETED = "schedule completed"  # how a run ended, in metrics.json
+# Each line of ``untuned`` has it.
+OF_TUNING = re.compile("its tuning tried|the best trial has")
 
 
 @dataclass(frozen=True)
@@ -157,6 +162,26 @@ def untuned(plan: Plan, choices: Mapping[str, Choice]) -> dict[str, list[str]]:
         if lines:
             left[name] = lines
     return left
+
+
+def outdated(folder: Path) -> list[str]:
+    """Return the cautions of published verdicts that the tuning published beside them does not give any more."""
+    record, judged = read_object(folder / PLAN, "variants"), read_object(folder / VERDICTS, "verdicts")
+    told = [line for verdict in judged["verdicts"] for line in (*verdict["cautions"], *verdict["flags"])]
+    told = list(dict.fromkeys(line for line in told + judged.get("warnings", []) if OF_TUNING.search(line)))
+    about = record.get("tuning", {})
+    name = Path(about["evidence"]).parent.name if about.get("evidence") else tuning_name(folder.resolve().name)
+    if not told or not (found := choices(folder.resolve().parent / name)):
+        return []
+    plan: Any = SimpleNamespace(
+        variants={name: SimpleNamespace(**variant) for name, variant in record["variants"].items()},
+        trials=record.get("trials", {}),
+        tuning=about,
+        withhold_untuned=record.get("withhold_untuned", False),
+    )
+    today = [f"{variant} {line}" for variant, lines in untuned(plan, found).items() for line in lines]
+    # A reason to keep other settings may have been given, or worded, since.
+    return [line for line in told if not any(line.startswith(now.partition(": ")[0]) for now in today)]
 
 
 def differing(trials: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:

@@ -301,9 +301,10 @@ def reach(design: Design) -> PowerAnalysis:
     if design.spread is None:
         shows = "equivalence and no direction" if enough_for_equivalence else "no direction"
         sentences.append(
-            f"{design.name}: {over} can show {'a direction' if enough else shows}. From which difference on, and with "
-            "which power, is not known before the runs, because the spread between seeds is not known: name it in the "
-            "experiment, for example `tuning: {spread: 0.01}`, or publish a tuning of two seeds."
+            f"{design.name}: {over} can show {'a direction' if enough else shows} (which side is better). The smallest "
+            "difference that they find, and how often they find it, is not known before the runs, because the spread "
+            "between seeds is not known: name it in the experiment, for example `tuning: {spread: 0.01}`, or publish a "
+            "tuning of two seeds."
         )
         fits = design.room is None or design.room >= design.margin
         if not fits:

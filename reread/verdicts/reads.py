@@ -114,7 +114,7 @@ def standing(fixed: Fixed | None, entries: Sequence[SplitRead], plan: Mapping[st
     older = [entry for entry in reads_of(entries, plan["data"]) if entry.date < fixed.date]
     own = [entry for entry in older if entry.reader == plan["name"] or entry.plan == plan["key"]]
     if own:
-        return f"Changed after {counted(len(own))}"
+        return f"Changed after {counted(len(own))} of the test split: comparisons, margins, seeds, alpha or the rule"
     if shared := [entry for entry in older if compared & network_keys(entry.parts)]:
         return f"Fixed after {counted(len(shared))} of its networks by another experiment"
     return "Fixed before the runs"

@@ -3,6 +3,8 @@
 import shutil
 import signal
 import sqlite3
+import subprocess
+from dataclasses import replace
 
 import pytest
 from mlflow import MlflowClient
@@ -35,6 +37,29 @@ def test_each_run_is_a_task_and_a_run_of_mlflow_once(claim, databases):
     assert runs["treatment-seed-1"].data.params["commit"] == claim.git("rev-parse", "idea")
     files = {file.path for file in client.list_artifacts(runs["treatment-seed-1"].info.run_id)}
     assert files == {"job.json", "log.txt", "result.json", "timing.json"}
+
+
+@pytest.mark.parametrize("folder", ["", "claims [1]"])
+def test_git_sees_nothing_that_a_flow_leaves_also_in_a_worktree(claim, databases, folder):
+    """The password of secret.env is in no `git add --all`."""
+    tree = claim.folder / "tree"
+    claim.git("worktree", "add", "--quiet", "--detach", str(tree))
+    place = tree / folder
+    place.mkdir(exist_ok=True)
+    claim.write(seeds=2, repository=str(claim.repository))
+    for name in ("mlflow.db", ".prefect", "claim.yaml"):
+        (claim.folder / name).rename(place / name)
+    exclude = claim.repository / ".git/info/exclude"
+    exclude.write_text("*.log")
+    there = replace(claim, folder=place)
+    there.run("--flow")
+    assert {"secret.env", "mlflow.db", "mlartifacts", ".prefect", ".locks"} <= {path.name for path in place.iterdir()}
+    seen = ["git", "status", "--porcelain", "--untracked-files=all", "-z"]
+    assert subprocess.check_output(seen, cwd=tree, text=True) == f"?? {place.relative_to(tree) / 'claim.yaml'}\0"
+    once = exclude.read_text()
+    assert once.startswith("*.log\n/")
+    there.run("--flow")
+    assert exclude.read_text() == once
 
 
 def test_without_mlflow_the_verdict_is_given(claim, databases):

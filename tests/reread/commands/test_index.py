@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from reread.storage.source import ROOT
-from tests.reread.evaluation.pages import accessibility_faults, open_page
+from tests.reread.evaluation.pages import NARROW, accessibility_faults, open_page
 from tests.reread.tracking.comparison import browser, missing
 
 
@@ -69,6 +69,19 @@ def test_the_page_filters_and_can_be_read_by_all(reread, verdicts):
         assert len(rows) == 8
         driver.find_element("css selector", "input.filter").send_keys("precision-han")
         assert sum(row.is_displayed() for row in rows) == 3
+
+
+@pytest.mark.skipif(missing() is not None, reason=str(missing()))
+@pytest.mark.parametrize("width", [1400, NARROW])
+def test_the_table_shows_each_column_whole_with_long_metrics_and_places(reread, tmp_path, width):
+    for name in ("max-pooling", "parallel-translation"):
+        shutil.copytree(ROOT / "results/claims" / name, tmp_path / "verdicts/claims" / name)
+    reread("index", str(tmp_path / "verdicts"))
+    with browser() as driver:
+        open_page(driver, tmp_path / "verdicts/index.html", width=width)
+        for box in ("html", ".scroll"):
+            fits = "const box = document.querySelector(arguments[0]); return box.scrollWidth <= box.clientWidth"
+            assert driver.execute_script(fits, box)
 
 
 def test_a_verdict_that_its_scores_do_not_give_stops_the_page(reread, verdicts):

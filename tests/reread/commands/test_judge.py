@@ -40,6 +40,12 @@ def test_a_claim_as_options_gives_a_verdict_and_writes_nothing(reread, scores):
     assert [path.name for path in Path(scores).parent.iterdir()] == ["scores.csv"]
 
 
+def test_too_few_seeds_have_no_interval_and_the_terminal_says_so(reread, tmp_path):
+    few = table(tmp_path / "scores.csv", new=BETTER[:2], old=OLD[:2])
+    said = reread("judge", few, "--treatment", "new", "--control", "old", "--margin", "0.005")
+    assert "\ndifference +0.0250, no interval (too few seeds), corrected p of a difference 0.3333, of" in said
+
+
 @pytest.mark.parametrize(
     ("options", "said"),
     [

@@ -112,7 +112,7 @@ def test_a_dry_run_takes_the_metric_names_the_load_and_writes_nothing(reread, tm
         slow.setattr("tasks.estimate.baseline_seconds", lambda folder: 50.0)
         slow.setattr("tasks.estimate.share_of_each", lambda *about: 0.5)
         said = reread("try", "topics", "--dry-run", "--variant", "word-average")
-    assert re.search(r"baselines +1 min 40 s\n", said) and "takes 50% of what a run could have" in said
+    assert re.search(r"baselines +1 min 40 s\n", said) and "take 50% of the CPU time that a run" in said
     # Starts of runs take turns with other work: at the most they take twice as long.
     starts = []
     for share in (0.5, 0.1):

@@ -22,7 +22,8 @@ def test_all_published_verdicts_are_those_of_the_rule():
     judged = [
         path.parent for path in sorted(results.glob("*/verdicts.json")) if json.loads(path.read_text())["verdicts"]
     ]
-    lines = verify(*sorted(results.iterdir()), *studies).splitlines()
+    said = verify(*sorted(results.iterdir()), *studies).splitlines()
+    lines = [line for line in said if not line.startswith("  note: ")]
     assert all(line.endswith("all values agree") for line in lines)
     assert {Path(line.partition(":")[0]) for line in lines} >= set(judged)
 
@@ -71,6 +72,24 @@ def test_a_score_that_was_changed_everywhere_is_found_by_the_items(capsules):
 def test_a_changed_value_is_named_and_ends_with_code_1(capsules, file, change, expected):
     edit(capsules / file, change)
     assert expected in verify(capsules, code=1)
+
+
+def test_a_caution_that_the_tuning_beside_it_does_not_give_any_more_is_a_note(tmp_path):
+    for name in ("chestxray", "chestxray-tuning"):
+        shutil.copytree(ROOT / "results" / name, tmp_path / name)
+    assert "note" not in verify(tmp_path / "chestxray")
+
+    def tried(plan):
+        trials = [trial for name, trial in plan["variants"].items() if name.startswith("small-swish")]
+        lowest = min(trials, key=lambda trial: trial["training"]["learning_rate"])
+        lowest["training"]["learning_rate"] = 0.01
+
+    edit(tmp_path / "chestxray-tuning/plan.json", tried)
+    first, note = verify(tmp_path / "chestxray").splitlines()
+    caution = "small-swish has the highest training.learning_rate that its tuning tried, 0.003."
+    assert first.endswith("all values agree") and note.startswith("  note: ") and note.endswith(caution)
+    shutil.rmtree(tmp_path / "chestxray-tuning")
+    assert "note" not in verify(tmp_path / "chestxray")
 
 
 def test_what_is_no_folder_of_results_is_one_line(tmp_path):

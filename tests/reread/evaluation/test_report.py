@@ -254,10 +254,11 @@ def test_a_second_read_of_the_test_split_is_marked_and_all_are_listed(tmp_path, 
     page = (tmp_path / "second" / "report.html").read_text()
     assert "read before with other settings: once; 1 of these reads was by this experiment" in page
     assert "has been read with 2 different plans" in page and all(read.plan in page for read in reads)
-    assert "corpus <code>0123abcd</code>" in page and "Not known whether fixed before the runs: " in page
+    assert "corpus <code>0123abcd</code>" in page and "Not known whether fixed before the runs. 1 comparison, " in page
     # The form and the rule were committed before the first read, or after it.
     early, late = (Commit("0123456789", date) for date in ("2026-01-01T00:00:00Z", "2999-01-01T00:00:00Z"))
-    words = {Fixed(early, early): "Fixed before the runs: 1 comp", Fixed(late, early): "Changed after 2 reads: 1 comp"}
+    changed = "Changed after 2 reads of the test split: comparisons, margins, seeds, alpha or the rule. 1 comparison, "
+    words = {Fixed(early, early): "Fixed before the runs. 1 comparison, ", Fixed(late, early): changed}
     for fixed, expected in words.items():
         evaluate_experiment(experiment, records, {}, tmp_path / "fixed", reads=reads, plan="second", fixed=fixed)
         page = (tmp_path / "fixed" / "report.html").read_text()
@@ -483,7 +484,10 @@ def test_learnt_betas_are_drawn_by_layer_of_the_variants_that_have_them(tools, t
     ]  # fmt: skip
     assert [float(row["beta"]) for row in rows] == [0.5, 1.5, 0.5, 3.0]
     assert (rows[3]["low"], rows[3]["high"]) == ("2", "4")
-    assert "Learnt betas" in (tmp_path / "trial" / "report.html").read_text()
+    page = (tmp_path / "trial" / "report.html").read_text()
+    assert '<a href="#betas">Learnt betas</a>' in page and '<section id="betas">' in page
+    of_layer = vl_convert.vegalite_to_svg(drawn).partition("X-axis titled 'layer'")[2].partition("titled")[0]
+    assert re.findall(r"<text[^>]*>([0-9.]+)</text>", of_layer) == ["1", "2"]
 
 
 def test_several_labels(tools, tmp_path):

@@ -110,7 +110,7 @@ def test_an_unknown_spread_is_reported():
     assert reached.smallest_detectable is None and "spread between seeds is not known" in reached.sentences[0]
     assert not reached.supported and reached.refuted
     # What is known comes first, then the line to write.
-    assert "8 seeds and 1 comparison can show a direction." in reached.sentences[0]
+    assert "8 seeds and 1 comparison can show a direction (which side is better)." in reached.sentences[0]
     assert "`tuning: {spread: 0.01}`" in reached.sentences[0]
     (warning,) = reached.warnings
     assert "cannot be supported" in warning
@@ -119,7 +119,7 @@ def test_an_unknown_spread_is_reported():
         assert reached.supported and not reached.warnings
     few = reach(dataclasses.replace(DESIGN, spread=None, seeds=3))
     assert (few.supported, few.refuted, few.equivalent) == (False, False, False)
-    assert "3 seeds and 1 comparison can show no direction" in few.sentences[0]
+    assert "3 seeds and 1 comparison can show no direction (which side is better)." in few.sentences[0]
 
 
 def test_more_seeds_than_can_be_trained_are_not_asked_for():

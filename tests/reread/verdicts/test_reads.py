@@ -108,8 +108,8 @@ def test_all_was_fixed_before_the_runs_only_where_no_read_is_older(write):
     expected = {
         1: "Fixed before the runs",
         3: "Fixed after 1 read of its networks by another experiment",
-        5: "Changed after 1 read",
-        7: "Changed after 2 reads",
+        5: "Changed after 1 read of the test split: comparisons, margins, seeds, alpha or the rule",
+        7: "Changed after 2 reads of the test split: comparisons, margins, seeds, alpha or the rule",
     }
     for hours, words in expected.items():
         assert standing(Fixed(commit(hours), commit(0)), entries, own) == words
