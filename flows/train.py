@@ -19,6 +19,7 @@ from reread.planning.reach import plan_reach, reach_lines
 from reread.planning.search import rounds
 from reread.planning.tuning import other_settings, published
 from reread.storage.job import Job
+from reread.storage.locks import reserve
 from reread.tracking.recording import settle, unrecorded
 from reread.training.launcher import allow_training, kept_processes, stop_training
 from tasks.board import BOARD
@@ -83,6 +84,7 @@ def train(
 
 def _train_jobs(jobs: list[Job], environment: Environment, fresh: bool, wait: bool) -> list[str]:
     """Train jobs that are not finished, on Slurm or several at a time here; return the folders of all runs."""
+    reserve(job.run_directory for job in jobs)
     if environment.executor == "slurm":
         from tasks.slurm_training import train_on_slurm
 

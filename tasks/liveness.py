@@ -18,7 +18,7 @@ from uuid import UUID
 
 from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.client.schemas.filters import FlowRunFilter, TaskRunFilter
-from prefect.client.schemas.objects import TERMINAL_STATES, State, StateType
+from prefect.client.schemas.objects import TERMINAL_STATES, FlowRun, State, StateType
 from prefect.context import FlowRunContext
 from prefect.exceptions import ObjectNotFound, TerminationSignal
 from prefect.states import Cancelled, Crashed
@@ -52,23 +52,21 @@ def locked(function: Callable[P, R]) -> Callable[P, R]:
         HELD.enter_context(file_lock(unnamed))
         # Renamed once it is locked: no process sees the lock of a live flow run free.
         os.rename(unnamed, path)
+        # Prefect sends the final state after the function has returned.
+        atexit.register(_remove_if_final, path, context.flow_run)
         try:
-            result = function(*arguments, **keywords)
-        except Exception:
-            _remove_at_exit(path)
-            raise
+            return function(*arguments, **keywords)
         except (KeyboardInterrupt, TerminationSignal):
             INTERRUPTED.append(context.flow_run.id)
             raise
-        _remove_at_exit(path)
-        return result
 
     return run
 
 
-def _remove_at_exit(path: Path) -> None:
-    """Remove a lock when the process ends: Prefect sets the final state after the flow's function has returned."""
-    atexit.register(path.unlink, missing_ok=True)
+def _remove_if_final(path: Path, flow_run: FlowRun) -> None:
+    """Remove the lock of a flow run whose final state the server has confirmed: Prefect writes its answer there."""
+    if flow_run.state is not None and flow_run.state.is_final():
+        path.unlink(missing_ok=True)
 
 
 def cancel_interrupted() -> None:

@@ -16,7 +16,7 @@ import subprocess
 import time
 import uuid
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -31,8 +31,10 @@ SCRIPT = Path(__file__).with_name("slurm_job.sh")
 POLL_SECONDS = 5.0
 # How long a node's result may take to be seen here, by a file system that is shared.
 SECONDS_UNTIL_SEEN = 60.0
+PENDING = "pending"
 # States of Slurm in which a task has ended and is not queued again. Slurm forgets it after MinJobAge, 5 minutes.
 COMPLETED = "completed"
+UNKNOWN = "no longer known to Slurm"
 FAILED = frozenset(
     ("boot_fail", "cancelled", "deadline", "failed", "node_fail", "out_of_memory", "preempted", "revoked", "timeout")
 )
@@ -138,12 +140,20 @@ def wait_for(runs: Sequence[Run], watched: Mapping[str, Task], poll_seconds: flo
     that is not seen here yet.
     """
     left, last, unseen_since = list(runs), "", 0.0
+    started: set[str] = set()
     while True:
-        states = task_states()
+        listed = task_states()
         left = [run for run in left if not run.finished()]
         if not left:
             return
-        counts = Counter(states.get(watched[run.file].name, COMPLETED) for run in left)
+        started |= {name for name, state in listed.items() if state != PENDING}
+        names = [watched[run.file].name for run in left]
+        # Of tasks that were cancelled before they started, squeue lists the array alone, or nothing.
+        arrays = {name: listed.get(f"{name.partition('_')[0]}_N/A", UNKNOWN) for name in names if name not in started}
+        states = {**arrays, **listed}
+        unknown = {name for name in names if states.get(name, UNKNOWN) == UNKNOWN}
+        states |= accounted_states(unknown) if unknown else {}
+        counts = Counter(states.get(name, UNKNOWN) for name in names)
         line = ", ".join(
             [f"{len(runs) - len(left)} finished", *(f"{count} {state}" for state, count in counts.items())]
         )
@@ -152,7 +162,7 @@ def wait_for(runs: Sequence[Run], watched: Mapping[str, Task], poll_seconds: flo
             last = line
         if counts.keys() <= FAILED:
             return
-        if not counts.keys() <= FAILED | {COMPLETED}:
+        if not counts.keys() <= FAILED | {COMPLETED, UNKNOWN}:
             unseen_since = 0.0
         elif not unseen_since:
             unseen_since = time.monotonic()
@@ -178,9 +188,21 @@ def task_states() -> dict[str, str]:
     return {name: state.lower() for name, state in (line.split() for line in done.stdout.splitlines())}
 
 
+def accounted_states(names: Iterable[str]) -> dict[str, str]:
+    """Return the states of those tasks that Slurm's accounting knows, where the cluster has one."""
+    command = ["sacct", "--allocations", "--noheader", "--parsable2", "--format=JobID,State", "--jobs"]
+    try:
+        done = subprocess.run([*command, ",".join(names)], capture_output=True, text=True, timeout=60)
+    except (FileNotFoundError, subprocess.TimeoutExpired):
+        return {}
+    lines = (line.split("|") for line in done.stdout.splitlines() if done.returncode == 0)
+    # "CANCELLED by 1000"
+    return {name: state.split()[0].lower() for name, state in lines}
+
+
 def queued_tasks(folder: Path) -> list[Task]:
     """Return the tasks of a folder's arrays that have not ended."""
     records = [read_json(path) for path in sorted(folder.glob("*.json"))]
     states = task_states() if records else {}
     tasks = [task for record in records for task in tasks_of(folder, record["array"], record["tasks"])]
-    return [task for task in tasks if states.get(task.name, COMPLETED) not in FAILED | {COMPLETED}]
+    return [task for task in tasks if states.get(task.name, UNKNOWN) not in FAILED | {COMPLETED, UNKNOWN}]

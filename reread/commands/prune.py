@@ -12,8 +12,9 @@ leftover    hidden files of a process that died while it wrote, and reproduction
 
 Runs of another machine are kept: torch, CUDA and device are ignored. So are runs of a job file that was written by
 hand. What MLflow keeps (metrics, models) is left alone. Nothing goes whose lock is held, however old it looks: a run
-that is trained, evaluated or reproduced, arrays that are prepared, data that is added, a report that is written. While
-an experiment cannot be read, neither runs nor prepared arrays go: it might reuse them.
+that is trained, evaluated or reproduced, arrays that are prepared, data that is added, a report that is written. No run
+and no arrays of a flow go before it has ended. While an experiment cannot be read, neither runs nor prepared arrays go:
+it might reuse them.
 """
 
 import contextlib
@@ -35,10 +36,10 @@ from reread.commands.options import AsJson, print_json, print_table
 from reread.commands.reproduce import FOLDER as REPRODUCED
 from reread.planning.environment import read_environment
 from reread.planning.experiment import experiments
-from reread.planning.runs import all_runs
+from reread.planning.runs import RESULTS, all_runs
 from reread.storage.errors import InputError
 from reread.storage.files import remove_directory
-from reread.storage.locks import file_lock, holder, is_held, run_lock
+from reread.storage.locks import file_lock, holder, is_held, reservations, reserved_in, run_lock
 from reread.storage.prepared import DESCRIPTION
 from reread.storage.run_folder import CHECKPOINTS, RunFolder
 from reread.tracking.connection import LOCKS
@@ -53,7 +54,7 @@ SHARED_PARTS = {"model", "network", "training", "data", "source"}
 
 @dataclass(frozen=True)
 class Item:
-    """A file or folder that can go. Whoever works on it holds ``lock``, or the lock of the folder itself."""
+    """A file or folder that can go. Whoever works on it holds ``lock`` or the folder's own, or has it reserved."""
 
     kind: str
     path: Path
@@ -64,7 +65,17 @@ class Item:
     @property
     def in_use(self) -> bool:
         """Whether a process works on it now."""
-        return is_held(self.path) or (self.lock is not None and is_held(self.lock))
+        return is_held(self.path) or (self.lock is not None and is_used(self.lock))
+
+    @property
+    def user(self) -> str:
+        """Who works on it, in words."""
+        return holder(reserved_in(self.lock) or self.lock) if self.lock else "another process"
+
+
+def is_used(lock: Path) -> bool:
+    """Return whether a process holds the lock of a run or of arrays, or has them reserved."""
+    return is_held(lock) or reserved_in(lock) is not None
 
 
 def command(
@@ -94,9 +105,7 @@ def command(
     freed, in_use = remove(items)
     console.print(f"freed {decimal(freed)}")
     for item in in_use:
-        console.print(
-            f"left: {item.path} is in use by {holder(item.lock) if item.lock else 'another process'}", markup=False
-        )
+        console.print(f"left: {item.path} is in use by {item.user}", markup=False)
 
 
 def find(warn: Callable[[str], None] = lambda line: None) -> list[Item]:
@@ -117,7 +126,7 @@ def find(warn: Callable[[str], None] = lambda line: None) -> list[Item]:
     kept, items = [], []
     for run in all_runs():
         lock = run_lock(run.directory)
-        if is_held(lock):
+        if is_used(lock):
             kept.append(run)
             continue
         why = None if unreadable else _why_stale(run, wanted)
@@ -142,11 +151,13 @@ def find(warn: Callable[[str], None] = lambda line: None) -> list[Item]:
 
 
 def remove(items: Iterable[Item]) -> tuple[int, list[Item]]:
-    """Remove ``items``; return the bytes freed and the items whose lock was acquired since they were listed."""
+    """Remove ``items``; return the bytes freed and the items that are in use since they were listed."""
     freed, in_use = 0, []
     for item in items:
         with contextlib.ExitStack() as held:
-            if is_held(item.path) or (item.lock and not held.enter_context(file_lock(item.lock, blocking=False))):
+            if item.lock:
+                held.enter_context(file_lock(reservations(item.lock)))
+            if item.in_use or (item.lock and not held.enter_context(file_lock(item.lock, blocking=False))):
                 in_use.append(item)
                 continue
             if item.path.is_dir():
@@ -202,7 +213,7 @@ def _leftovers(files: set[Path]) -> Iterator[Item]:
     for root in (environment.runs, environment.prepared):  # whose locks are in the same place
         hidden |= {path: run_lock(root / _written(path)) for path in root.glob(".*")}
     hidden |= {path: data_lock(_written(path)) for path in Path("data").glob(".*")}
-    hidden |= dict.fromkeys(environment.reports.glob(".*"))
+    hidden |= dict.fromkeys((*environment.reports.glob(".*"), *RESULTS.glob("**/.*")))
     hidden |= dict.fromkeys(Path().glob(".mlflow.db.*"), LOCKS / "mlflow.lock")
     for run in all_runs():
         if run.directory not in files:

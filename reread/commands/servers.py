@@ -8,18 +8,21 @@ is for the person there.
 
 import atexit
 import contextlib
+import logging
 import os
 import shutil
 import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 
@@ -27,6 +30,7 @@ import tasks
 from reread.storage.errors import InputError, PassingError
 from reread.storage.locks import file_lock
 from reread.storage.secret import SECRET, USER, project_auth, project_secret
+from reread.training.launcher import STOPPING
 
 HOST = "127.0.0.1"
 LOCKS = Path(".locks")
@@ -34,6 +38,7 @@ POOL = "reread"
 START_SECONDS = 180
 LEAST_ROOM = 16 << 20  # bytes; Prefect's database of a few runs takes 3 MB, and the log of its changes 5
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
+WATCH_SECONDS = 0.5
 # What Prefect's page takes, for those who are not at the terminal: others may read a log.
 IN_SECRET = f"what follows = in {SECRET}"
 
@@ -182,8 +187,8 @@ def basic_login(console: Console) -> str:
     return f"the user {USER} and the password {password}"
 
 
-def client_settings(client: Mapping[str, str | None]) -> contextlib.AbstractContextManager[object]:
-    """Let Prefect's clients in the block use these variables."""
+def client_settings(client: Mapping[str, str | None]) -> contextlib.AbstractContextManager[Any]:
+    """Let Prefect's clients in the block use these variables; yield their settings."""
     from prefect import settings
 
     return settings.temporary_settings({getattr(settings, name): value for name, value in client.items()})
@@ -234,18 +239,28 @@ class Servers:
         self.ports = contextlib.ExitStack()
 
     def __enter__(self) -> "Servers":
-        for number in SIGNALS:
-            signal.signal(number, _interrupt)
+        _interrupt_by(*SIGNALS, signal.SIGHUP)
         command = [sys.executable, str(Path(__file__).with_name("guard.py"))]
         self.guard = subprocess.Popen(command, stdin=subprocess.PIPE, text=True, start_new_session=True)
         return self
 
     def __exit__(self, *_: object) -> None:
+        import psutil  # which `reread doctor` may find missing
+
+        from reread.commands.guard import stop
+
         if self.guard.stdin:
             self.guard.stdin.close()
+        while self.guard.poll() is None:
+            for _server, process in self.running:
+                process.poll()  # the guard waits until an ended one is gone
+            time.sleep(0.02)
         for _server, process in reversed(self.running):
+            # Where the guard was killed, it has stopped none.
+            if process.poll() is None:
+                with contextlib.suppress(psutil.NoSuchProcess, ProcessLookupError):
+                    stop(psutil.Process(process.pid))
             process.wait()
-        self.guard.wait()
         # The name of a session's log is another one each time.
         for server, _process in self.running:
             if server.log and not self.failed:
@@ -278,7 +293,7 @@ class Servers:
         for server in servers:
             deadline = time.monotonic() + START_SECONDS
             while server.health and not _answers(server.health):
-                self._refuse_ended()
+                self.refuse_ended()
                 if time.monotonic() > deadline:
                     raise self._failure(server, f"does not answer after {START_SECONDS} s")
                 time.sleep(0.2)
@@ -286,10 +301,11 @@ class Servers:
     def watch(self) -> None:
         """Wait for a signal; ServerFailed as soon as a server has ended. Return where none was started."""
         while self.running:
-            self._refuse_ended()
-            time.sleep(0.5)
+            self.refuse_ended()
+            time.sleep(WATCH_SECONDS)
 
-    def _refuse_ended(self) -> None:
+    def refuse_ended(self) -> None:
+        """Raise InputError or ServerFailed where a server has ended."""
         for server, process in self.running:
             if process.poll() is not None:
                 raise self._failure(server, f"has ended with exit code {process.returncode}")
@@ -310,10 +326,11 @@ def prefect_session() -> Iterator[None]:
     """Let flows inside the block report to PREFECT_API_URL or, where it is not set, to a server of this process.
 
     Prefect would start a temporary one itself, but that one outlives a flow that is killed. Both use the same database,
-    so that ``reread ui`` shows these runs later. InputError where PREFECT_API_URL does not answer or refuses.
+    so that ``reread ui`` shows these runs later. InputError where PREFECT_API_URL does not answer or refuses;
+    ServerFailed when the server of this process ends inside the block.
     """
     if given_client():
-        signal.signal(signal.SIGTERM, _interrupt)
+        _interrupt_by(signal.SIGTERM, signal.SIGHUP)
         with _cancelled_when_interrupted():
             yield
         return
@@ -334,8 +351,49 @@ def prefect_session() -> Iterator[None]:
     say(f"Prefect: http://{HOST}:{port} while this runs (log in with {IN_SECRET})")
     # Nobody watches heartbeats on a server that ends with this process, and each flow would end up to a second later.
     client = {**client_of(port), "PREFECT_FLOWS_HEARTBEAT_FREQUENCY": None}
-    with client_settings(client), _cancelled_when_interrupted():
+    with client_settings(client) as settings, _cancelled_when_interrupted(), _ended_with(servers, settings):
         yield
+
+
+@contextlib.contextmanager
+def _ended_with(servers: Servers, settings: Any) -> Iterator[None]:
+    """Interrupt the block when one of ``servers`` ends, and raise why. settings: of Prefect's clients in the block.
+
+    Clients would try again for minutes, with tracebacks, and so would the queues of events when the interpreter ends.
+    """
+    left = threading.Event()
+    failures: list[InputError | ServerFailed] = []
+
+    def watch() -> None:
+        while not (failures or left.wait(WATCH_SECONDS)):
+            try:
+                servers.refuse_ended()
+            except (InputError, ServerFailed) as error:
+                failures.append(error)
+                logging.disable()
+                settings.client.max_retries = 0
+                os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=watch, daemon=True).start()
+    try:
+        yield
+    except BaseException:
+        if not failures:
+            raise
+        # Before the functions by which Prefect's queues wait, which began earlier.
+        threading._register_atexit(_leave, servers, getattr(failures[0], "exit_code", 1))  # type: ignore[attr-defined]
+        raise failures[0] from None
+    finally:
+        left.set()
+
+
+def _leave(servers: Servers, code: int) -> None:
+    """End this process at once. The locks of its flow runs stay: their states have to be set."""
+    servers.__exit__()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):
+            stream.flush()
+    os._exit(code)
 
 
 @contextlib.contextmanager
@@ -377,11 +435,23 @@ def _refuse_taken(server: Server) -> None:
         )
 
 
-def _interrupt(*_: object) -> None:
-    """Treat SIGTERM as Ctrl-C, and ignore every later signal while the servers are being stopped."""
-    for number in SIGNALS:
-        signal.signal(number, signal.SIG_IGN)
-    raise KeyboardInterrupt
+def _interrupt_by(*numbers: signal.Signals) -> None:
+    """Treat these signals as Ctrl-C, but for one that is ignored, as SIGHUP is under nohup."""
+    terminals = [number for number in (1, 2) if os.isatty(number)]
+
+    def interrupt(*_: object) -> None:
+        # Every later one is ignored while all is being stopped, and training processes end by the same signal.
+        for number in (*SIGNALS, signal.SIGHUP):
+            signal.signal(number, signal.SIG_IGN)
+        STOPPING.set()
+        for terminal in terminals:
+            if not os.isatty(terminal):  # it was closed: to write there is an error
+                os.dup2(os.open(os.devnull, os.O_WRONLY), terminal)
+        raise KeyboardInterrupt
+
+    for number in numbers:
+        if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:
+            signal.signal(number, interrupt)
 
 
 def _answers(url: str) -> bool:

@@ -2,16 +2,27 @@
 
 Everything that writes to a folder in runs/, or removes it, holds ``run_lock`` of that folder: training, evaluation,
 reproduction, ``--no-cache`` and prune. The lock is beside the folder, so that it outlives the folder's removal.
+
+A flow needs its runs and arrays between these moments, too: it reserves them against prune until its process ends.
+
+ROOT/.locks/KEY.lock           the lock of ROOT/KEY
+ROOT/.locks/reserved/ID.lock   held by a process: its id, then each KEY that it reserves
+ROOT/.locks/reserved.lock      held by who reserves, and by prune while it removes
 """
 
 import contextlib
 import fcntl
 import os
-from collections.abc import Callable, Iterator
+import uuid
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TextIO
 
 from reread.storage.errors import InputError
+
+# The open files in which this process names what it reserves, by their folder; they are locked until it ends.
+RESERVED: dict[Path, TextIO] = {}
+HELD = contextlib.ExitStack()
 
 
 @contextlib.contextmanager
@@ -67,6 +78,32 @@ def run_lock(run_directory: Path) -> Path:
     return run_directory.parent / ".locks" / f"{run_directory.name}.lock"
 
 
+def reserve(directories: Iterable[Path | str]) -> None:
+    """Keep ``reread prune`` from these runs or arrays until this process ends, also while nobody holds their locks."""
+    for lock in map(run_lock, map(Path, directories)):
+        folder = reservations(lock).with_suffix("").absolute()
+        with file_lock(reservations(lock)):
+            if folder not in RESERVED:
+                for path in folder.glob("*.lock"):
+                    if not is_held(path):
+                        path.unlink()
+                file = HELD.enter_context(file_lock(folder / f"{uuid.uuid4().hex}.lock"))
+                assert file
+                RESERVED[folder] = file
+            print(lock.stem, file=RESERVED[folder], flush=True)
+
+
+def reserved_in(lock: Path) -> Path | None:
+    """Return the file in which a live process reserves the folder that has this lock; None where none does."""
+    files = reservations(lock).with_suffix("").glob("*.lock")
+    return next((path for path in files if is_held(path) and lock.stem in path.read_text().split()[1:]), None)
+
+
+def reservations(lock: Path) -> Path:
+    """Return the path of the lock that is held while somebody reserves a folder whose lock is beside ``lock``."""
+    return lock.with_name("reserved.lock")
+
+
 @contextlib.contextmanager
 def folder_lock(path: Path) -> Iterator[None]:
     """Hold the lock of a folder that this process has made, on the folder itself: it is locked under any name."""
@@ -96,7 +133,7 @@ def is_held(path: Path) -> bool:
 def holder(path: Path) -> str:
     """Return who last acquired the lock, in words: ``process 1234``, or ``another process``."""
     with contextlib.suppress(OSError):
-        process = Path(path).read_text(encoding="utf-8").strip()
+        process = Path(path).read_text(encoding="utf-8").partition("\n")[0]
         if process:
             return f"process {process}"
     return "another process"

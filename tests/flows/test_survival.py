@@ -18,6 +18,7 @@ from mlflow import MlflowClient
 from reread.planning.resolve import make_plan
 from tasks.preprocess import preprocess
 from tasks.train import train
+from tests.servers import free_port
 
 EPOCHS = 40
 ARGUMENTS = ["--experiment", "tiny", "--variant", "densenet-swish", "--seed", "0"]
@@ -179,8 +180,8 @@ def test_a_killed_flow_resumes_from_its_last_epoch_and_ends_with_the_same_weight
 def test_a_signal_stops_everything_and_the_next_start_resumes(project):
     lengthen(project)
     epochs = [0]
-    # SIGTERM to the command, and what Ctrl-C does: the terminal sends the signal to the whole group.
-    for send, number in ((os.kill, signal.SIGTERM), (os.killpg, signal.SIGINT)):
+    # SIGTERM to the command, and what Ctrl-C and a closed terminal do: the whole group has the signal.
+    for send, number in ((os.kill, signal.SIGTERM), (os.killpg, signal.SIGINT), (os.killpg, signal.SIGHUP)):
         flow = start(project)
         # An epoch's line of history is written before its checkpoint.
         run = wait_for_epoch(project, epochs[-1] + 2, flow)
@@ -197,4 +198,55 @@ def test_a_signal_stops_everything_and_the_next_start_resumes(project):
     assert f"resumed after epoch {epochs[1]}\n" in (run / "log.txt").read_text()
     with contextlib.closing(sqlite3.connect(project.directory / ".prefect/prefect.db")) as database:
         states = list(database.execute("SELECT state_type FROM flow_run WHERE parent_task_run_id IS NULL"))
-    assert states == [("CANCELLED",)] * 2
+    assert states == [("CANCELLED",)] * 3
+
+
+def states_in_prefect(project) -> set[str]:
+    with contextlib.closing(sqlite3.connect(project.directory / ".prefect/prefect.db")) as database:
+        tables = [database.execute(f"SELECT state_type FROM {table}") for table in ("flow_run", "task_run")]
+        return {state for rows in tables for (state,) in rows}
+
+
+def test_a_flow_ends_in_one_line_soon_after_prefects_server_and_is_closed_later(project):
+    lengthen(project)
+    flow = start(project)
+    run = wait_for_epoch(project, 2, flow)
+    wait_until_recorded(project)
+    (server,) = (number for number, words in project.processes().items() if "reread.commands.prefect_server" in words)
+    os.kill(server, signal.SIGKILL)
+    said, _ = flow.communicate(timeout=60)
+    assert flow.returncode == 1 and project.processes() == {}, said
+    (line,) = (line for line in said.splitlines() if "Prefect has ended with exit code -9" in line)
+    assert line == said.splitlines()[-1] and "run the same command again" in line
+    assert max(map(len, said.splitlines())) < 500 and "Traceback" not in said
+    assert not (run / "result.json").exists()
+    assert [child.info.status for child in child_runs(project)] == ["KILLED"]
+    assert "RUNNING" in states_in_prefect(project)
+    said = project.run("python", "-m", "reread", "reconcile").stdout
+    assert "is Crashed" in said and states_in_prefect(project) <= {"CRASHED", "COMPLETED"}
+    assert not list((project.directory / ".locks/flow-runs").iterdir())
+
+
+# A flow that ends while its server is away.
+ENDS_ALONE = """
+import sys
+from flows.definition import project_flow
+from reread.commands.servers import Servers, client_of, client_settings, prefect_server
+
+with Servers() as servers:
+    servers.start(server := prefect_server(int(sys.argv[1])))
+
+    def alone():
+        servers.running[0][1].kill()
+        servers.running[0][1].wait()
+
+    with client_settings({**client_of(server.port), "PREFECT_CLIENT_MAX_RETRIES": "0"}):
+        project_flow("alone", lambda: "alone")(alone)()
+"""
+
+
+def test_a_flow_run_whose_final_state_the_server_did_not_get_is_closed_later(project):
+    project.run("python", "-c", ENDS_ALONE, str(free_port()), code=None)
+    assert states_in_prefect(project) == {"RUNNING"}
+    assert "is Crashed" in project.run("python", "-m", "reread", "reconcile").stdout
+    assert states_in_prefect(project) == {"CRASHED"}

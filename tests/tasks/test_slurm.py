@@ -23,7 +23,7 @@ from reread.storage.source import ROOT
 from reread.tracking.runs import open_tracking
 from reread.training.launcher import TrainingFailed, run_training, training_command
 from tasks.preprocess import preprocess
-from tasks.slurm import Run, Task, submit
+from tasks.slurm import Run, Task, sbatch_options, submit, task_states, wait_for
 from tasks.slurm_training import FOLDER, parameters, train_on_slurm, write_job
 from tasks.train import train
 from tests.reread.commands.conftest import make_folder
@@ -184,6 +184,34 @@ def test_a_run_is_waited_for_until_slurm_says_that_it_failed(monkeypatch):
         assert wait("running", state, "never asked") == 1
     monkeypatch.setattr(tasks.slurm, "SECONDS_UNTIL_SEEN", 0.05)
     assert wait("running", *["completed"] * 1000) > 0
+
+
+@pytest.mark.parametrize("one", [False, True])
+def test_tasks_that_are_cancelled_before_they_start_are_not_called_completed(cluster, folder, monkeypatch, capsys, one):
+    """Slurm lists them as one task without a number, or not at all."""
+    for name, value in cluster.items():
+        monkeypatch.setenv(name, value)
+    submitted = submit(["a", "b", "c", "d"], ["sh", "-c", "sleep 600"], sbatch_options({}, {}), FOLDER)
+    array, watched = submitted[0].name.partition("_")[0], {task.files[0]: task for task in submitted}
+    while [task_states().get(task.name) for task in submitted[:2]] != ["running"] * 2:
+        time.sleep(0.1)
+    subprocess.run(["scancel", f"{array}_2" if one else "--user=root"], check=True)
+    runs, states = [Run(file, lambda: False) for file in watched], "4 cancelled"
+    if one:
+        states = "1 no longer known to Slurm"
+        runs = runs[2:3]
+        monkeypatch.setattr(tasks.slurm, "SECONDS_UNTIL_SEEN", 0.5)
+    wait_for(runs, watched, 0.1)
+    said = capsys.readouterr().out
+    assert states in said and "completed" not in said
+    subprocess.run(["scancel", array], check=True)
+    if one:
+        # A cluster that has an accounting knows what it was.
+        Path("sacct").write_text(f"#!/bin/sh\necho '{array}_2|CANCELLED by 0'\n")
+        Path("sacct").chmod(0o755)
+        monkeypatch.setenv("PATH", f"{folder}{os.pathsep}{os.environ['PATH']}")
+        wait_for(runs, watched, 60)
+        assert "1 cancelled" in capsys.readouterr().out
 
 
 class Stop(Exception):

@@ -227,7 +227,7 @@ def start(code, *arguments):
 
 def test_what_a_dead_process_left_goes_after_an_hour(prepared):
     run = write_run(0)
-    old = [Path("prepared/.0123.abc"), Path("runs/.reproduced/89ab"), Path("data/.digits.xyz")]
+    old = [Path("prepared/.0123.abc"), Path("runs/.reproduced/89ab"), Path("data/.digits.xyz"), Path("results/.tiny.x")]
     for path in [*old, Path("prepared/.4567.def")]:
         path.mkdir(parents=True)
         (path / "part").write_bytes(b"p" * 10)
@@ -236,6 +236,8 @@ def test_what_a_dead_process_left_goes_after_an_hour(prepared):
     for path in [*old, partial]:
         make_old(path)
     assert set(prunable("leftover")) == {*old, partial}
+    # git offers to commit what is in results/.
+    assert subprocess.run(["git", "check-ignore", "--quiet", "results/.tiny.x/runs.json"], cwd=ROOT).returncode == 0
     remove(find())
     assert Path("prepared/.4567.def").is_dir() and Path("prepared/.locks").is_dir()
     assert not partial.exists() and (run / "best.safetensors").exists()
@@ -298,3 +300,60 @@ def test_it_asks_first(prepared, reread, folder, monkeypatch):
     assert f"freed {size / 1000:.1f} kB" in reread("prune")
     assert not stale.exists()
     assert "nothing to remove" in reread("prune", "--yes")
+
+
+# `reread run`, which calls prune when all is trained and nothing is evaluated.
+RUN_AND_PRUNE = """
+import subprocess, sys
+from pathlib import Path
+import tasks.evaluate
+from reread.commands.app import main
+
+evaluate = tasks.evaluate.evaluate.fn
+
+def prune_first(plan, prepared, so_far):
+    edited = Path("experiments/tiny.yaml")
+    edited.write_text(edited.read_text().replace("rows_per_class: 20", "rows_per_class: 10"))
+    for given in (["--dry-run"], ["--yes"]):
+        subprocess.run([sys.executable, "-m", "reread", "prune", *given], check=True)
+    return evaluate(plan, prepared, so_far)
+
+tasks.evaluate.evaluate.fn = prune_first
+main(["run", *sys.argv[1:]])
+"""
+
+
+def test_what_a_flow_has_trained_and_prepared_stays_until_it_has_ended(project):
+    """Its runs are no experiment's, its arrays are those of an experiment that was edited since, no lock is held."""
+    overrides = ["--set", "training.max_epochs=2", "--variant", "densenet-relu", "--seed", "0"]
+    said = project.run("python", "-c", RUN_AND_PRUNE, "--experiment", "tiny", *overrides).stdout
+    assert said.count("nothing to remove") == 2 and "report.html" in said
+    (run,) = (path.parent for path in project.directory.glob("runs/*/result.json"))
+    (arrays,) = (path.parent for path in project.directory.glob("prepared/*/prepared.json"))
+    said = project.run("python", "-m", "reread", "prune", "--yes").stdout
+    assert "parameters changed" in said or "data changed" in said
+    assert not run.exists() and not arrays.exists()
+
+
+def test_a_run_that_a_flow_reserves_between_list_and_removal_is_left_alone(prepared):
+    stale = write_run(0, changed={"source": "0" * 64}, variant="gone")
+    items = find()
+    process = start(
+        """
+        import sys, time
+        from reread.storage.locks import reserve
+        reserve(sys.argv[1:])
+        print("reserved", flush=True)
+        time.sleep(600)
+        """,
+        str(stale),
+    )
+    try:
+        assert process.stdout.readline() == "reserved\n"
+        _, (left,) = remove(items)
+        assert (left.path, left.user) == (stale, f"process {process.pid}") and stale.is_dir()
+        assert find() == []
+    finally:
+        process.kill()
+        process.communicate()
+    assert remove(items)[1] == [] and not stale.exists()

@@ -1,11 +1,14 @@
 """`make serve` and `make ui` in a copy of the project: signals, ports and servers that do not answer."""
 
+import fcntl
+import os
 import re
 import shutil
 import signal
 import socket
 import subprocess
 import sys
+import termios
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,7 +17,7 @@ import pytest
 
 from reread.commands.servers import Server, ServerFailed, Servers
 from reread.storage.errors import InputError
-from tests.conftest import run_reread
+from tests.conftest import ROOT, run_reread
 from tests.servers import free_port, started
 
 # `serve` with processes that do nothing in place of Prefect's server and the worker: tests/flows has the real ones.
@@ -32,13 +35,64 @@ serve.command(4321)
 """
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_stops_the_server_and_the_worker(project, number):
     with started(project, "-c", IDLE_SERVERS, until="Ctrl-C") as (serve, _):
         assert len(project.processes()) == 4  # with the guard
         serve.send_signal(number)
         serve.wait(60)
     assert project.processes() == {}
+
+
+def test_the_servers_end_with_their_command_where_the_guard_was_killed(project):
+    with started(project, "-c", IDLE_SERVERS, until="Ctrl-C") as (serve, _):
+        (guard,) = (process for process, words in project.processes().items() if words[-1].endswith("guard.py"))
+        os.kill(guard, signal.SIGKILL)
+        serve.terminate()
+        serve.wait(60)
+    assert project.processes() == {}
+
+
+# What a command does whose terminal is closed: where it writes to that, it gets an error.
+HANGS_UP = """
+import signal, time
+from pathlib import Path
+from reread.commands.servers import _interrupt_by
+_interrupt_by(signal.SIGHUP)
+try:
+    print("ready", flush=True)
+    while not Path("end").exists():
+        time.sleep(0.1)
+    ended = "by itself"
+except KeyboardInterrupt:
+    print("interrupted", flush=True)
+    ended = "by SIGHUP"
+Path("ended").write_text(ended)
+"""
+
+
+def test_a_closed_terminal_interrupts_a_command_but_not_one_under_nohup(tmp_path):
+    master, slave = os.openpty()
+    process = subprocess.Popen(
+        [sys.executable, "-c", HANGS_UP], cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)},
+        stdin=slave, stdout=slave, stderr=slave, start_new_session=True,
+        preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
+    )  # fmt: skip
+    os.close(slave)
+    assert os.read(master, 5) == b"ready"
+    os.close(master)
+    assert process.wait(60) == 0 and (tmp_path / "ended").read_text() == "by SIGHUP"
+
+    process = subprocess.Popen(
+        ["nohup", sys.executable, "-c", HANGS_UP], cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)},
+        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+    )  # fmt: skip
+    assert process.stdout.readline() == b"ready\n"
+    process.send_signal(signal.SIGHUP)
+    time.sleep(0.5)
+    (tmp_path / "end").touch()
+    process.communicate(timeout=60)
+    assert (tmp_path / "ended").read_text() == "by itself"
 
 
 def test_a_killed_parent_leaves_no_server(project):
