@@ -84,8 +84,9 @@ def main(arguments: list[str] | None = None) -> int | None:
         usage = getattr(error, "ctx", None)
         hint = f" (see `{usage.command_path} --help`)" if usage else ""
         raise InputError(f"{error.format_message().rstrip('.')}{hint}") from None
-    except typer.Abort:
-        raise KeyboardInterrupt from None
+    except typer.Abort as abort:
+        # Typer aborts for Ctrl-D, and takes an EOFError of ours for one.
+        raise (abort.__cause__ or KeyboardInterrupt()) from None
     if code == INTERRUPTED:  # Typer returns it for Ctrl-C
         raise KeyboardInterrupt
     return code

@@ -25,10 +25,12 @@ from rich.text import Text
 
 from reread.commands.options import AsJson, print_json
 from reread.commands.servers import is_free, port_lock
+from reread.planning.experiment import PARAMETERS_FILE, read_parameters
 from reread.planning.manifest import read_manifest
-from reread.preprocessing.manifest import MANIFEST_PATH, DataSetEntry
+from reread.preprocessing.manifest import DATA_DIRECTORY, MANIFEST_PATH, DataSetEntry, unlisted
 from reread.storage.errors import InputError
 from reread.storage.files import sha256_file
+from reread.storage.ledger import LEDGER, read_ledger
 from reread.storage.locks import is_held
 from reread.storage.source import ROOT
 from tasks.dvc_cache import remotes
@@ -77,7 +79,9 @@ def examine(thorough: bool = False) -> Iterator[Check]:
         yield Check(name, OK if path else MISSING, path or "not found", "" if path else f"apt-get install {name}")
     yield browser()
     yield dvc_remote()
+    yield parameters()
     yield from data(thorough)
+    yield ledger()
     yield port("Prefect", 4200, "--prefect-port")
     yield port("MLflow", 5000, "--mlflow-port")
     yield from machine()
@@ -166,6 +170,23 @@ def dvc_remote() -> Check:
     return Check("DVC remote", OK, ", ".join(known))
 
 
+def parameters() -> Check:
+    """The parameters of all experiments."""
+    try:
+        read_parameters()
+    except InputError as error:
+        return Check(str(PARAMETERS_FILE), MISSING, str(error), f"git checkout {PARAMETERS_FILE}")
+    return Check(str(PARAMETERS_FILE), OK, "valid")
+
+
+def ledger() -> Check:
+    """The chain of the ledger of test reads."""
+    try:
+        return Check("test reads", OK, f"{len(read_ledger())} in {LEDGER}")
+    except InputError as error:
+        return Check("test reads", MISSING, str(error), f"git checkout {LEDGER}")
+
+
 def data(thorough: bool) -> Iterator[Check]:
     """The files of each data set against the manifest, by size or by sha256."""
     try:
@@ -173,6 +194,8 @@ def data(thorough: bool) -> Iterator[Check]:
     except InputError as error:
         datasets = {}
         yield Check("data", MISSING, str(error), f"git checkout {MANIFEST_PATH}")
+    for folder in () if MANIFEST_PATH.exists() else sorted(DATA_DIRECTORY.glob("[!.]*/")):
+        yield Check(str(folder), MISSING, unlisted(folder), f"git checkout {MANIFEST_PATH}")
     for name, entry in sorted(datasets.items()):
         wrong = next((file for file in entry.files if not _is_as_recorded(name, file, entry, thorough)), None)
         if wrong:

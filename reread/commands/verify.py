@@ -18,7 +18,8 @@ Exit code 1 where a value differs; with --write they are printed and replaced, a
 A verdict.json is not replaced: judge its scores again.
 """
 
-from collections.abc import Mapping, Sequence
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -28,14 +29,16 @@ from reread.commands.options import AsJson, print_json
 from reread.evaluation.items import recompute
 from reread.importers.rows import Reader, digest_of, find_sources
 from reread.storage.errors import InputError, printable
-from reread.storage.files import read_object
+from reread.storage.files import FROM_GIT, read_json, read_object
 from reread.storage.ledger import read_ledger
+from reread.storage.run_folder import FILES, read_files
 from reread.verdicts.document import FILE, check, verify_document
 from reread.verdicts.items import Items
 from reread.verdicts.rule import Side
 from reread.verdicts.scores import collect
 from reread.verdicts.verify import (
     DIFFERENCES,
+    RUNS,
     STUDY,
     VERDICTS,
     Count,
@@ -108,15 +111,33 @@ def of_folders(folders: Sequence[Path], write: bool = False) -> dict[str, dict[s
             from_items += 1
             return measured.treatment, measured.control, measured.items
 
-        count = len(published(folder))
-        reads = counted(folder, entries) if entries and count else None
-        lines = verify(folder, again, reads)
-        if count or lines:
-            about = {"verdicts": count, "from_items": from_items, "differences": lines}
-            results[str(folder)] = about | {"notes": notes_of(folder)}
-        if write and lines:
-            replace(folder, again, reads)
+        with as_published(folder):
+            count = len(published(folder))
+            reads = counted(folder, entries) if entries and count else None
+            lines = verify(folder, again, reads)
+            if count or lines:
+                about = {"verdicts": count, "from_items": from_items, "differences": lines}
+                results[str(folder)] = about | {"notes": notes_of(folder)}
+            if write and lines:
+                replace(folder, again, reads)
     return results
+
+
+@contextlib.contextmanager
+def as_published(folder: Path) -> Iterator[None]:
+    """Raise InputError where a file of results/NAME cannot be read, or has not the values that are published."""
+    try:
+        if (folder / FILES).is_file():
+            read_files(folder / FILES)
+        if (folder / RUNS).is_file():
+            read_json(folder / RUNS, FROM_GIT)
+        yield
+    except InputError:
+        raise
+    except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
+        raise InputError(
+            f"{folder} has a damaged file ({type(error).__name__}: {error}): restore the folder from git"
+        ) from error
 
 
 def notes_of(folder: Path) -> list[str]:

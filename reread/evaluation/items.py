@@ -23,7 +23,8 @@ The data set's goal (reread/goals) encodes and decodes them.
 The module reads them without torch.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+import contextlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -34,7 +35,7 @@ import reread.verdicts.items
 from reread.goals import PREDICTIONS, Array, Metric, goal
 from reread.goals.classification import smallest
 from reread.storage.errors import InputError
-from reread.storage.files import read_object
+from reread.storage.files import FROM_GIT, read_committed
 from reread.storage.run_folder import FILES, METRICS, read_files
 from reread.verdicts.resampling import RESAMPLES, item_spread_of
 from reread.verdicts.rule import Side
@@ -95,30 +96,43 @@ class Recomputed:
     items: reread.verdicts.items.Items
 
 
+@contextlib.contextmanager
+def readable(path: Path) -> Iterator[None]:
+    """Raise InputError where an archive of arrays cannot be read inside the block."""
+    try:
+        yield
+    except Exception as error:  # whatever zipfile, zlib and numpy raise
+        raise InputError(f"{path} cannot be read ({error or type(error).__name__}): {FROM_GIT}") from None
+
+
 class Items:
     """The published items of an experiment, results/NAME. Arrays are read when they are asked for."""
 
     def __init__(self, folder: Path):
-        self.folder = Path(folder)
-        self.arrays = np.load(self.folder / ITEMS, allow_pickle=False)
+        self.path = Path(folder) / ITEMS
+        with readable(self.path):
+            self.arrays = np.load(self.path, allow_pickle=False)
         names = [name for name in self.arrays.files if name.rpartition("/")[2] not in OF_DATA]
         self.kinds = {name.partition("/")[2]: name.partition("/")[0] for name in names}
 
     def equals(self, other: "Items") -> bool:
         """Return whether the other archive has the same arrays."""
-        return self.arrays.files == other.arrays.files and all(
-            np.array_equal(self.arrays[name], other.arrays[name]) for name in self.arrays.files
-        )
+        with readable(self.path):
+            return self.arrays.files == other.arrays.files and all(
+                np.array_equal(self.arrays[name], other.arrays[name]) for name in self.arrays.files
+            )
 
     def data_set(self, name: str) -> DataSet:
         """Return the rows of a data set."""
-        labels, groups, task = self.arrays[f"{name}/labels"], f"{name}/groups", f"{name}/task"
-        return DataSet(
-            str(self.arrays[task]) if task in self.arrays.files else BY_DIMENSIONS[labels.ndim],
-            self.arrays[f"{name}/classes"].tolist(),
-            labels,
-            self.arrays[groups] if groups in self.arrays.files else None,
-        )
+        groups, task = f"{name}/groups", f"{name}/task"
+        with readable(self.path):
+            labels = self.arrays[f"{name}/labels"]
+            return DataSet(
+                str(self.arrays[task]) if task in self.arrays.files else BY_DIMENSIONS[labels.ndim],
+                self.arrays[f"{name}/classes"].tolist(),
+                labels,
+                self.arrays[groups] if groups in self.arrays.files else None,
+            )
 
     def kind(self, name: str) -> str | None:
         """Return the kind of a run (by its key) or of a baseline (DATA/BASELINE); None where it has no array."""
@@ -126,7 +140,8 @@ class Items:
 
     def array(self, name: str) -> np.ndarray:
         """Return the array of a run or a baseline."""
-        return self.arrays[f"{self.kinds[name]}/{name}"]
+        with readable(self.path):
+            return self.arrays[f"{self.kinds[name]}/{name}"]
 
     def probabilities(self, name: str, data: DataSet, metric: str) -> np.ndarray | None:
         """Return what stands for the probabilities of a run or a baseline; None where they do not decide the metric."""
@@ -155,14 +170,16 @@ def item_spread(
 
 
 def open_items(folder: Path) -> Items | None:
-    """Return the items of published results; None where they have none. InputError where the file cannot be read."""
+    """Return the items of published results; None where they have none.
+
+    InputError where the file cannot be read, or is gone: it is published with the small files of the runs.
+    """
     path = Path(folder) / ITEMS
-    if not path.is_file():
-        return None
-    try:
+    if path.is_file():
         return Items(folder)
-    except (OSError, ValueError) as error:
-        raise InputError(f"{path} cannot be read ({error}): restore it from git") from None
+    if (Path(folder) / FILES).is_file():
+        raise InputError(f"{path} is missing, and only the published scores are left: {FROM_GIT}")
+    return None
 
 
 def recompute(folder: Path, comparison: Mapping[str, Any], resamples: int = RESAMPLES) -> Recomputed | None:
@@ -174,7 +191,7 @@ def recompute(folder: Path, comparison: Mapping[str, Any], resamples: int = RESA
     items = open_items(folder)
     if items is None:
         return None
-    metrics = read_object(Path(folder) / METRICS, "variants", "evaluated_on")
+    metrics = read_committed(Path(folder) / METRICS, "variants", "evaluated_on")
     variants, metric, reference = metrics["variants"], comparison["metric"], comparison.get("reference")
     names = [comparison["treatment"], comparison["control"]]
     networks = [name for name in names if name in variants]

@@ -1,6 +1,6 @@
 """Finished and evaluated runs as the report reads them: result files alone, and only the splits that may be read."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -13,7 +13,7 @@ from reread.evaluation.baselines import Baseline
 from reread.evaluation.items import ITEMS, DataSet, decides, kind_for, write_items
 from reread.evaluation.repeated_baseline import seeds_of
 from reread.goals import PREDICTIONS, goal
-from reread.storage.digests import whole
+from reread.storage.digests import read_digests, whole
 from reread.storage.errors import InputError
 from reread.storage.files import read_json
 from reread.storage.prepared import DESCRIPTION, SPLITS, Prepared, open_prepared
@@ -98,21 +98,18 @@ class RunRecord:
         """Return float32 [rows, K]; of a run known from results/, what stands for them
         (Goal.decode of reread.goals)."""
         kind = self.kind(split)
-        if kind is None or (Path(self.evaluation_directory) / f"{split}.npy").is_file():
-            path = self._file(f"{split}.npy")
-            if not path.is_file():
-                raise InputError(f"{path} is missing: {evaluate_again(path.parent)}")
-            return np.load(path, allow_pickle=False)
+        if kind is None or f"{split}.npy" in self._written:
+            return np.load(self._file(f"{split}.npy"), allow_pickle=False)
         with np.load(self._file(f"{split}.npz"), allow_pickle=False) as arrays:
             asked, outputs = goal(self.description["task"]), len(self.description["classes"])
             return asked.decode(kind, arrays[kind], self.labels(split), outputs)
 
     def kind(self, split: str) -> str | None:
         """Return the kind of reread.evaluation.items that is known of the predictions; None where nothing is."""
-        folder = Path(self.evaluation_directory)
-        if (folder / f"{split}.npy").is_file():
+        if f"{split}.npy" in self._written:
+            self._file(f"{split}.npy")
             return PREDICTIONS
-        if not (folder / f"{split}.npz").is_file():
+        if f"{split}.npz" not in self._written:
             return None
         with np.load(self._file(f"{split}.npz"), allow_pickle=False) as arrays:
             return arrays.files[0]
@@ -136,10 +133,15 @@ class RunRecord:
             "latency": self.latency,
         }
 
+    @cached_property
+    def _written(self) -> Set[str]:
+        """The files that the evaluation was written with."""
+        return read_digests(self._file(METRICS).parent).keys()
+
     def _file(self, name: str) -> Path:
         """Return the path of a file of the evaluation; InputError where it is damaged."""
         directory = Path(self.evaluation_directory)
-        return whole(directory / name, evaluate_again(directory))
+        return whole(directory / name, evaluate_again(directory), required=True)
 
     @property
     def prepared(self) -> Prepared:

@@ -16,7 +16,7 @@ from reread.evaluation.page import WORDS, render
 from reread.evaluation.verdict_table import difference
 from reread.storage.digests import current_sha256
 from reread.storage.errors import InputError
-from reread.storage.files import read_json, read_object
+from reread.storage.files import FROM_GIT, read_committed, read_json, read_object
 from reread.verdicts.document import FILE, Provenance, with_claims
 from reread.verdicts.scores import OVER_ITEMS, OVER_SEEDS
 from reread.verdicts.verify import PLAN, RUNS, STUDY, SUMMARY, VERDICTS, judged_claims
@@ -68,12 +68,12 @@ def read(folder: Path, path: Path) -> Evidence:
         title = claims[0]["claim"] if len(claims) == 1 else name
         origin = {key: value for key, value in content["provenance"].items() if value}
     elif path.name == VERDICTS:
-        plan = read_object(path.parent / PLAN, "title", "data", "evaluate_on")
-        claims, title = read_object(path, "verdicts")["verdicts"], plan["title"]
+        plan = read_committed(path.parent / PLAN, "title", "data", "evaluate_on")
+        claims, title = read_committed(path, "verdicts")["verdicts"], plan["title"]
         data = ", ".join(f"{data} {about['version'][:12]}" for data, about in plan["data"].items())
         origin = {"experiment": name, "data": data, "split": plan["evaluate_on"]}
     else:
-        study = read_object(path)
+        study = read_committed(path)
         claims, title = [claim["measured"] for claim in judged_claims(study)], f"Study {name}"
         origin = {"study": name} | ({"source": study["provenance"]["commit"]} if "provenance" in study else {})
     return Evidence(path.relative_to(folder), title, [complete(claim) for claim in claims if claim["scores"]], origin)
@@ -85,13 +85,13 @@ def citable(folder: Path, known: Evidence) -> dict[str, Any]:
     Its inputs are the published file and, of an experiment, the runs: their keys, machines and digests.
     """
     place = known.path.parent
-    runs = read_json(folder / place / RUNS) if (folder / place / RUNS).is_file() else []
+    runs = read_json(folder / place / RUNS, FROM_GIT) if (folder / place / RUNS).is_file() else []
     named = [known.path, *([place / RUNS] if runs else [])]
     inputs = [
         {"file": path.as_posix(), "arm": None, "format": "reread", "sha256": current_sha256(folder / path)}
         for path in named
     ]
-    summary = read_json(folder / place / SUMMARY) if (folder / place / SUMMARY).is_file() else {}
+    summary = read_committed(folder / place / SUMMARY) if (folder / place / SUMMARY).is_file() else {}
     commits = sorted({run["commit"] for run in runs if run["commit"]})
     experiment = known.origin.get("experiment")
     provenance = Provenance(

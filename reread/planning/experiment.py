@@ -178,8 +178,7 @@ def load_experiment(
         content = read_yaml(root / path)
     given = _with_parts_of_others(dict(content), path, root)
     file: ExperimentFile = validate(ExperimentFile, given, str(path))
-    written = read_yaml(root / PARAMETERS_FILE)
-    validate(Parameters, written, str(PARAMETERS_FILE))
+    written = read_parameters(root)
     refuse_unknown(file.parameters, Parameters.model_fields, f"{path}: parameters")
     whole = merged(_with_sizes(written, str(PARAMETERS_FILE)), _with_sizes(file.parameters, f"{path}: parameters"))
     parameters: Parameters = validate(Parameters, whole, f"{PARAMETERS_FILE} with {path}")
@@ -260,6 +259,13 @@ def _search(file: ExperimentFile, path: Path) -> dict[str, Any] | None:
     if not any(checked):
         raise InputError(f"{path}: search has no space: add settings to search")
     return {**file.search.model_dump(exclude={"space"}), "spaces": spaces}
+
+
+def read_parameters(root: Path = Path()) -> dict[str, Any]:
+    """Return params.yaml as it is written; InputError names what cannot be read in it."""
+    written = read_yaml(root / PARAMETERS_FILE)
+    validate(Parameters, written, str(PARAMETERS_FILE))
+    return written
 
 
 def refuse_elsewhere(root: Path = Path()) -> None:

@@ -15,7 +15,7 @@ from reread.evaluation.items import open_items
 from reread.planning.runs import RESULTS
 from reread.storage.digests import digested_directory
 from reread.storage.errors import InputError
-from reread.storage.files import read_json, write_json, write_text
+from reread.storage.files import FROM_GIT, read_json, write_json, write_text
 from reread.storage.job import Job
 from reread.storage.locks import file_lock, run_lock
 from reread.storage.prepared import SPLITS
@@ -42,9 +42,10 @@ def published_runs(experiment: str) -> dict[str, dict[str, Any]]:
     if not (folder / FILES).is_file() or not (folder / RUNS).is_file():
         return {}
     try:
-        return {run["run_key"]: run for run in read_json(folder / RUNS) if run["key_parts"]["machine"]["world_size"]}
+        runs = read_json(folder / RUNS, FROM_GIT)
+        return {run["run_key"]: run for run in runs if run["key_parts"]["machine"]["world_size"]}
     except (KeyError, TypeError):
-        raise InputError(f"{folder / RUNS} is no list of run records: restore it from git") from None
+        raise InputError(f"{folder / RUNS} is no list of run records: {FROM_GIT}") from None
 
 
 def restore(job: Job, experiment: str, record: Mapping[str, Any]) -> None:

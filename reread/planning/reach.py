@@ -11,7 +11,7 @@ from reread.planning.plan import Plan
 from reread.planning.runs import RESULTS
 from reread.planning.tuning import tuning_name
 from reread.preprocessing.manifest import MANIFEST_PATH, Manifest
-from reread.storage.files import read_json, read_object
+from reread.storage.files import read_committed, read_json
 from reread.storage.prepared import DESCRIPTION
 from reread.storage.run_folder import METRICS
 from reread.verdicts.power import PowerAnalysis, reachable
@@ -67,7 +67,7 @@ def evidence(plan: Plan, root: Path = Path()) -> list[Mapping[str, Any]]:
     """
     tuning = plan.tuning.get("evidence", RESULTS / tuning_name(plan.name) / METRICS)
     paths = (root / tuning, root / RESULTS / plan.name / METRICS)
-    return [read_object(path, "variants") for path in paths if path.is_file()]
+    return [read_committed(path, "variants") for path in paths if path.is_file()]
 
 
 def evaluated_rows(plan: Plan, name: str, manifest: Manifest, root: Path = Path()) -> int:

@@ -64,7 +64,7 @@ def run_record(directory: Path, variant: str, without_weights: bool = False) -> 
     ``without_weights`` does not accept that.
     """
     again = f"train run {directory.name} again"
-    result = read_object(whole(directory / RESULT, again), "run_key", "seed", "weights_sha256")
+    result = read_object(whole(directory / RESULT, again, required=True), "run_key", "seed", "weights_sha256")
     job = read_object(directory / JOB, "run_key", "data")
     weights, run = directory / WEIGHTS, RunFolder(directory)
     if run.published:

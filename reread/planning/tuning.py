@@ -19,7 +19,7 @@ from reread.planning.runs import RESULTS
 from reread.planning.space import flat, nested
 from reread.storage.digests import whole
 from reread.storage.errors import InputError, refuse_unknown
-from reread.storage.files import read_object
+from reread.storage.files import FROM_GIT, read_object
 from reread.storage.run_folder import METRICS
 from reread.verdicts.verify import VERDICTS
 
@@ -79,9 +79,9 @@ def choices(report: Path, seed: int | None = None) -> dict[str, Choice]:
     """
     if not (report / METRICS).is_file() or not (report / PLAN).is_file():
         return {}
-    again = f"run `reread run --experiment {report.name}` again"
-    metrics = read_object(whole(report / METRICS, again))
-    variants = read_object(whole(report / PLAN, again), "variants")["variants"]
+    again = FROM_GIT if report.parent == RESULTS else f"run `reread run --experiment {report.name}` again"
+    metrics = read_object(whole(report / METRICS, again), hint=again)
+    variants = read_object(whole(report / PLAN, again), "variants", hint=again)["variants"]
     try:
         return choices_of(metrics if seed is None else by_seed(metrics, seed), variants)
     except (AttributeError, KeyError, TypeError) as error:

@@ -17,6 +17,7 @@ from reread.preprocessing.manifest import (
     Manifest,
     open_data_set,
     record,
+    unlisted,
     verify_files,
 )
 from reread.preprocessing.raw import write_rows
@@ -56,7 +57,7 @@ def ingest(
     present = None
     if directory.exists():
         if known is None:
-            raise InputError(f"{directory} is there but not in {manifest_path}: remove the folder and run again")
+            raise InputError(unlisted(directory, manifest_path))
         verify_files(directory, known)
         if not accept_new_version and not changed_packages(source, known):
             return known

@@ -205,8 +205,15 @@ def verify_files(directory: Path, entry: DataSetEntry) -> None:
         if path.stat().st_size != about.bytes or sha256_file(path) != about.sha256:
             raise InputError(
                 f"{path} is not the file that the manifest names: its sha256 is {sha256_file(path)[:12]}…, and "
-                f"{about.sha256[:12]}… is expected: remove {directory} and {how_to_make(directory.name)}"
+                f"{about.sha256[:12]}… is expected. It was changed, or a command that replaced it was killed: remove "
+                f"{directory} and {how_to_make(directory.name)}"
             )
+
+
+def unlisted(directory: Path, manifest_path: Path = MANIFEST_PATH) -> str:
+    """Return a line on a data set's folder that the manifest does not name, with what to do."""
+    lost = f"restore {manifest_path} from git, or " if not Path(manifest_path).exists() else ""
+    return f"{directory} is there but not in {manifest_path}: {lost}remove the folder and run again"
 
 
 def open_data_set(

@@ -70,19 +70,22 @@ def refuse_damaged(path: Path, digest: str) -> None:
         raise Damaged(f"{path} is damaged: its sha256 is {current[:12]}…, and {digest[:12]}… was written")
 
 
-def verify_digest(path: Path) -> None:
-    """Raise Damaged where digests.json beside a file does not name its sha256; pass where there is no digests.json."""
-    if (path.parent / DIGESTS).exists():
+def verify_digest(path: Path, required: bool = False) -> None:
+    """Raise Damaged where digests.json beside a file does not name its sha256.
+
+    required: also where there is no digests.json, of a folder that is always written with one.
+    """
+    if required or (path.parent / DIGESTS).exists():
         digest = read_digests(path.parent).get(path.name)
         if digest is None:
             raise Damaged(f"{path.parent / DIGESTS} does not name {path.name}")
         refuse_damaged(path, digest)
 
 
-def whole(path: Path, hint: str) -> Path:
+def whole(path: Path, hint: str, required: bool = False) -> Path:
     """Return ``path``; InputError where it is damaged (``verify_digest``); ``hint`` says how to mend it."""
     try:
-        verify_digest(path)
+        verify_digest(path, required)
     except Damaged as error:
         raise InputError(f"{error}: {hint}") from None
     return path

@@ -215,13 +215,14 @@ def command(main: Callable[..., int | None]) -> Callable[..., None]:
             sys.exit(1)
         except OSError as error:
             # A file that cannot be used is the user's problem; any other error is a defect of ours.
-            if error.filename is not None and error.errno in OF_THE_PLACE:
-                problem = f"{error.filename} cannot be used ({error.strerror})"
-            elif is_full_disk(error):
-                problem = f"the disk has no room for a file ({error.strerror or error})"
+            if is_full_disk(error):
+                problem = f"the disk has no room for {error.filename or 'a file'} ({error.strerror or error})"
+                advice = "make room"
+            elif error.filename is not None and error.errno in OF_THE_PLACE:
+                problem, advice = f"{error.filename} cannot be used ({error.strerror})", "correct that"
             else:
                 raise
-            print(f"error: {printable(problem)}: correct that, and run the same command again", file=sys.stderr)
+            print(f"error: {printable(problem)}: {advice}, and run the same command again", file=sys.stderr)
             sys.exit(2)
         except KeyboardInterrupt:
             print("interrupted: finished work is kept; run the same command again to resume", file=sys.stderr)

@@ -12,11 +12,19 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from reread.storage.errors import InputError
+from reread.storage.errors import InputError, is_full_disk
 from reread.storage.locks import folder_lock
 
 # Constants of Linux: linux/fcntl.h and linux/fs.h.
 AT_FDCWD, RENAME_EXCHANGE = -100, 2
+FROM_GIT, RESTORE = "restore it from git", "restore it or remove it and run again"
+# What mends a file of this name that is damaged or missing, where its reader names nothing else.
+MENDS = {
+    "data.manifest.json": FROM_GIT,
+    "job.json": "remove {folder} and run again",
+    "prepared.json": "remove {folder} and run again, it will be prepared again",
+    "published.json": "remove {folder} and run again",
+}
 
 
 def sha256_bytes(data: bytes) -> str:
@@ -50,28 +58,51 @@ def content_key(value: Any) -> str:
     return sha256_bytes(canonical_json(value).encode())[:16]
 
 
-def read_json(path: Path) -> Any:
-    """Read a JSON file; InputError names the file when it is missing, broken or unreadable."""
+def mend(path: Path, hint: str = "") -> str:
+    """Return what mends a file: ``hint``, or what MENDS has for its name; "" for an unknown one."""
+    return hint or MENDS.get(Path(path).name, "").format(folder=Path(path).parent)
+
+
+def read_json(path: Path, hint: str = "") -> Any:
+    """Read a JSON file; InputError names it when it is missing, broken or unreadable, with what mends it (``mend``)."""
+    known = mend(path, hint)
     try:
         return json.loads(Path(path).read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise InputError(f"{path} is missing") from None
+        raise InputError(f"{path} is missing{known and f': {known}'}") from None
     except OSError as error:
         raise InputError(f"{path} cannot be read ({error.strerror})") from None
     # Invalid JSON and invalid UTF-8 are ValueErrors; deep nesting is a RecursionError.
     except (ValueError, RecursionError) as error:
-        raise InputError(f"{path} is not valid JSON ({error}): restore it or remove it and run again") from None
+        raise InputError(f"{path} is not valid JSON ({error}): {known or RESTORE}") from None
 
 
-def read_object(path: Path, *names: str) -> dict[str, Any]:
+def read_object(path: Path, *names: str, hint: str = "") -> dict[str, Any]:
     """Read a JSON object; InputError as ``read_json``, and where it lacks one of ``names``."""
-    value = read_json(path)
+    value, known = read_json(path, hint), mend(path, hint) or RESTORE
     missing = [name for name in names if not isinstance(value, dict) or name not in value]
     if missing:
-        raise InputError(f"{path} has no '{missing[0]}': restore it or remove it and run again")
+        raise InputError(f"{path} has no '{missing[0]}': {known}")
     if not isinstance(value, dict):
-        raise InputError(f"{path} is no JSON object: restore it or remove it and run again")
+        raise InputError(f"{path} is no JSON object: {known}")
     return value
+
+
+def read_committed(path: Path, *names: str) -> dict[str, Any]:
+    """Read a JSON object of a committed file, as ``read_object`` does."""
+    return read_object(path, *names, hint=FROM_GIT)
+
+
+@contextlib.contextmanager
+def named_if_full(path: Path, working: Path) -> Iterator[None]:
+    """Name ``path`` in the error of a full disk inside the block, which names no file or one of ``working``."""
+    try:
+        yield
+    except OSError as error:
+        written = os.path.abspath(os.fsdecode(error.filename or working))
+        if not is_full_disk(error) or not Path(written).is_relative_to(os.path.abspath(working)):
+            raise
+        raise OSError(error.errno or errno.ENOSPC, error.strerror or str(error), str(path)) from error
 
 
 def write_text(path: Path, text: str, mode: int = 0o644) -> None:
@@ -83,7 +114,7 @@ def write_text(path: Path, text: str, mode: int = 0o644) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
-        with os.fdopen(descriptor, "w", encoding="utf-8", newline="\n") as file:
+        with named_if_full(path, Path(temporary)), os.fdopen(descriptor, "w", encoding="utf-8", newline="\n") as file:
             file.write(text)
             file.flush()
             os.fsync(file.fileno())
@@ -137,6 +168,7 @@ def published_directory(destination: Path, replace: bool = False) -> Iterator[Pa
     with contextlib.ExitStack() as held:
         held.callback(shutil.rmtree, working, ignore_errors=True)
         held.enter_context(folder_lock(working))
+        held.enter_context(named_if_full(destination, working))
         yield working
         os.chmod(working, 0o755)
         for path in (*working.rglob("*"), working):

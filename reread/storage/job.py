@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from reread.storage.errors import InputError
-from reread.storage.files import write_json
+from reread.storage.files import mend, write_json
 from reread.storage.run_folder import JOB, RunFolder
 
 # What a job that no plan made, or one without folds, does not have.
@@ -75,5 +75,6 @@ class Job:
         """Return the job of a run; InputError where job.json was written by hand and lacks an entry."""
         for entry in dataclasses.fields(cls):
             if entry.default is entry.default_factory is dataclasses.MISSING and entry.name not in run.job:
-                raise InputError(f"{run.directory / JOB} has no '{entry.name}': restore it or remove it and run again")
+                path = run.directory / JOB
+                raise InputError(f"{path} has no '{entry.name}': {mend(path)}")
         return cls.from_json(run.job)

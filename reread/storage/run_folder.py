@@ -27,6 +27,7 @@ from reread.storage.errors import InputError
 from reread.storage.files import (
     canonical_json,
     json_text,
+    mend,
     read_json,
     read_object,
     sha256_bytes,
@@ -92,14 +93,15 @@ class RunFolder:
         job = read_object(path, "model", "network")
         for name, kind in JOB_ENTRIES.items():
             if not isinstance(job.get(name, kind()), kind):
-                raise InputError(f"{path}: '{name}' is {job[name]!r}: restore it or remove it and run again")
+                raise InputError(f"{path}: '{name}' is {job[name]!r}: {mend(path)}")
         return job
 
     @cached_property
     def result(self) -> dict[str, Any]:
         """result.json, {} where the run has not finished; InputError where it is damaged."""
         if self.finished:
-            whole(self.directory / RESULT, self._hint)
+            # A served model has a copy of it, without the history and without digests.
+            whole(self.directory / RESULT, self._hint, required=(self.directory / HISTORY).is_file())
         return self._read(RESULT)
 
     @cached_property
@@ -128,7 +130,7 @@ class RunFolder:
         """
         try:
             for name in (RESULT, HISTORY):
-                verify_digest(self.directory / name)
+                verify_digest(self.directory / name, required=True)
             result = read_object(self.directory / RESULT)
             if self.weights.is_file() and "weights_sha256" in result:
                 refuse_damaged(self.weights, result["weights_sha256"])
@@ -143,11 +145,13 @@ class RunFolder:
 
     @property
     def _hint(self) -> str:
+        if (self.directory / f"{PUBLISHED}.json").is_file():
+            return f"remove {self.directory} and run again: results/ restore it"
         return f"train it again (`python -m reread.training {self.directory / JOB}`): its last checkpoint restores it"
 
     def history(self) -> list[dict[str, float]]:
         """Return the rows of history.csv, one per epoch; InputError where it is missing or not readable."""
-        path = whole(self.directory / HISTORY, self._hint)
+        path = whole(self.directory / HISTORY, self._hint, required=self.finished)
         try:
             with open(path, encoding="utf-8", newline="") as file:
                 return [{name: float(value) for name, value in row.items()} for row in csv.DictReader(file)]
@@ -170,7 +174,7 @@ class RunFolder:
         folder = self.evaluation(PUBLISHED)
         if not self.published or not (folder / METRICS).is_file():
             return None
-        measured = read_object(whole(folder / METRICS, evaluate_again(folder)))
+        measured = read_object(whole(folder / METRICS, evaluate_again(folder), required=True))
         return folder if set(splits) <= set(measured) else None
 
     def evaluations(self) -> dict[str, dict[str, Any]]:
@@ -178,7 +182,7 @@ class RunFolder:
         files = sorted(
             self.directory.glob(f"{EVALUATION}/*/{METRICS}"), key=lambda path: (path.stat().st_mtime_ns, path)
         )
-        return {path.parent.name: read_json(whole(path, evaluate_again(path.parent))) for path in files}
+        return {path.parent.name: read_json(whole(path, evaluate_again(path.parent), required=True)) for path in files}
 
     def _read(self, name: str) -> dict[str, Any]:
         path = self.directory / name
@@ -207,5 +211,7 @@ def read_files(path: Path) -> dict[str, dict[str, Any]]:
 
 
 def evaluate_again(evaluation_directory: Path) -> str:
-    """Return what mends a damaged evaluation."""
+    """Return what mends a damaged evaluation; one that is known from results/ is restored with its run."""
+    if evaluation_directory.name == PUBLISHED:
+        return f"remove {evaluation_directory.parent.parent} and run again"
     return f"remove {evaluation_directory} and evaluate the run again"

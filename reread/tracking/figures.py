@@ -86,10 +86,9 @@ def run_figures(
         figures[score] = result["validation"]["score"]
     figures |= {name: folder.timing[name] for name in TIMING_METRICS if name in folder.timing}
     if evaluation_directory is not None:
-        figures |= dict(
-            _numbers(read_json(whole(Path(evaluation_directory) / METRICS, evaluate_again(evaluation_directory))))
-        )
-        latency = read_if_exists(Path(evaluation_directory) / LATENCY)
+        measured, again = Path(evaluation_directory), evaluate_again(Path(evaluation_directory))
+        figures |= dict(_numbers(read_json(whole(measured / METRICS, again, required=True))))
+        latency = read_json(whole(measured / LATENCY, again)) if (measured / LATENCY).is_file() else {}
         figures |= {f"latency.{name}": latency[name] for name in LATENCY_METRICS if name in latency}
     return figures
 

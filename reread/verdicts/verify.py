@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from reread.storage.errors import InputError
-from reread.storage.files import read_object, write_json
+from reread.storage.files import FROM_GIT, read_committed, write_json
 from reread.storage.ledger import SplitRead
 from reread.verdicts.items import Items
 from reread.verdicts.reads import NO_READS, EarlierReads, earlier_reads
@@ -36,9 +36,9 @@ Recompute = Callable[[Mapping[str, Any]], tuple[Side, Side, Items] | None]
 def published(folder: Path) -> list[dict[str, Any]]:
     """Return the verdicts of results/NAME or of a study's folder. InputError for those of another rule's version."""
     if (folder / VERDICTS).is_file():
-        verdicts = read_object(folder / VERDICTS, "verdicts")["verdicts"]
+        verdicts = read_committed(folder / VERDICTS, "verdicts")["verdicts"]
     elif (folder / STUDY).is_file():
-        verdicts = [claim["measured"] for claim in judged_claims(read_object(folder / STUDY, "provenance"))]
+        verdicts = [claim["measured"] for claim in judged_claims(read_committed(folder / STUDY, "provenance"))]
     else:
         raise InputError(f"{folder} has no {VERDICTS} and no {STUDY}: give a folder of results/")
     for verdict in verdicts:
@@ -105,14 +105,14 @@ def counted(folder: Path, entries: Sequence[SplitRead]) -> Count:
 def plan_of(folder: Path) -> dict[str, Any] | None:
     """Return the plan whose test split the verdicts of a folder are of; None where they are of validation."""
     if (folder / VERDICTS).is_file():
-        plan = read_object(folder / PLAN, "name", "key", "variants", "data", "evaluate_on")
+        plan = read_committed(folder / PLAN, "name", "key", "variants", "data", "evaluate_on")
         return plan if plan["evaluate_on"] == "test" else None
-    source = read_object(folder / STUDY, "provenance")["provenance"]
+    source = read_committed(folder / STUDY, "provenance")["provenance"]
     places = [parent / source.get("experiment", "") / PLAN for parent in folder.resolve().parents]
     known = [path for path in places if path.is_file() and path.parent.name == source.get("experiment")]
     if not known:
         return None
-    plan = read_object(known[0], "name", "key", "variants", "data", "evaluate_on")
+    plan = read_committed(known[0], "name", "key", "variants", "data", "evaluate_on")
     return {**plan, "key": source["plan"]} if plan["evaluate_on"] == "test" else None
 
 
@@ -156,13 +156,13 @@ def write_again(folder: Path, recompute: Recompute | None = None, count: Count |
     again = judge_again(published(folder), recompute, count)
     if (folder / VERDICTS).is_file():
         judged = rounded([verdict.as_dict() for verdict in again])
-        old = read_object(folder / VERDICTS, "verdicts")
+        old = read_committed(folder / VERDICTS, "verdicts")
         write_json(folder / VERDICTS, kept(old, {**old, "verdicts": judged}))
         if (folder / SUMMARY).is_file():
             words = {verdict.comparison.name: verdict.verdict for verdict in again}
-            write_json(folder / SUMMARY, {**read_object(folder / SUMMARY, "verdict"), "verdict": words})
+            write_json(folder / SUMMARY, {**read_committed(folder / SUMMARY, "verdict"), "verdict": words})
     else:
-        old = read_object(folder / STUDY, "claims")
+        old = read_committed(folder / STUDY, "claims")
         write_json(folder / STUDY, kept(old, with_claims(old, again)))
     return again
 
@@ -195,7 +195,7 @@ def same(old: Any, new: Any) -> bool:
 
 def of_files(folder: Path, verdicts: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     """Yield where the verdicts of an experiment differ from the scores, the plan and the words beside them."""
-    metrics, plan = read_object(folder / METRICS, "variants"), read_object(folder / PLAN, "comparisons")
+    metrics, plan = read_committed(folder / METRICS, "variants"), read_committed(folder / PLAN, "comparisons")
     for verdict in verdicts:
         for side, name in zip(SIDES, (verdict["treatment"], verdict["control"]), strict=True):
             known = scores_of(metrics, verdict, name)
@@ -217,11 +217,15 @@ def of_files(folder: Path, verdicts: Sequence[Mapping[str, Any]]) -> Iterator[st
         yield from (f"{name}: {line}, by {PLAN}" for line in unlike(given, planned[name]))
     words = {verdict["name"]: verdict["verdict"] for verdict in verdicts}
     if (folder / SUMMARY).is_file():
-        yield from unlike(read_object(folder / SUMMARY, "verdict")["verdict"], words, f"{SUMMARY}: verdict")
+        yield from unlike(read_committed(folder / SUMMARY, "verdict")["verdict"], words, f"{SUMMARY}: verdict")
     if (folder / DIFFERENCES).is_file():
-        with (folder / DIFFERENCES).open(encoding="utf-8", newline="") as file:
-            drawn = {row["comparison"]: row["verdict"] for row in csv.DictReader(file)}
-        yield from unlike(drawn, {name: words.get(name) for name in drawn}, f"{DIFFERENCES}: verdict")
+        try:
+            with (folder / DIFFERENCES).open(encoding="utf-8", newline="") as file:
+                drawn = {row["comparison"]: row["verdict"] for row in csv.DictReader(file)}
+        except (KeyError, ValueError, csv.Error) as error:
+            raise InputError(f"{folder / DIFFERENCES} cannot be read ({error}): {FROM_GIT}") from None
+        judged_words = {verdict["name"]: verdict["verdict"] for verdict in verdicts if verdict["scores"]}
+        yield from unlike(drawn, judged_words, f"{DIFFERENCES}: verdict")
 
 
 def scores_of(metrics: Mapping[str, Any], verdict: Mapping[str, Any], name: str) -> dict[int | None, Any] | None:

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from reread.commands.app import REGISTRY, display_name
+from reread.commands.app import REGISTRY, display_name, main
 from reread.storage.source import ROOT
 from tests.rooms import copy_rooms
 
@@ -123,3 +123,12 @@ def test_a_terminal_without_the_letters_of_a_table_gets_their_escapes(shared_fol
     arguments = ["run", "--experiment", "tiny", "--dry-run"]
     done = python("-m", "reread", *arguments, cwd=shared_folder, PYTHONPATH=str(ROOT), PYTHONIOENCODING="ascii")
     assert done.returncode == 0 and "\\u2501" in done.stdout, done.stderr
+
+
+def test_an_end_of_file_in_a_command_is_no_interrupt(monkeypatch):
+    def ends() -> None:
+        raise EOFError("no data left")
+
+    monkeypatch.setattr("reread.commands.doctor.command", ends)
+    with pytest.raises(EOFError, match="no data left"):
+        main(["doctor"])

@@ -9,6 +9,7 @@ from reread.commands.compare import compare, same_outcome
 from reread.planning.runs import find_run
 from reread.storage.errors import InputError
 from reread.storage.files import write_json
+from tests.digests import write_digests
 
 RUN_A, RUN_B = "aaaa111122223333", "aabb111122223333"
 
@@ -53,6 +54,7 @@ def write_run(key, seed, depth, source, score, evaluation="one", variant="net"):
     write_json(directory / "environment.json", {"torch": "2.13.0", "host": f"host-{seed}", "threads": 1})
     split = {"accuracy": score, "rows": 2, "confusion": [[1, 0], [0, 1]]}
     write_json(directory / "evaluation" / evaluation / "metrics.json", {"validation": split, "test": split})
+    write_digests(directory / "evaluation" / evaluation)
 
 
 def different(sections, section):

@@ -202,3 +202,19 @@ def test_two_at_once_leave_the_files_of_one(here, monkeypatch):
     # Another name is free, and so is this one afterwards.
     here("data", "add", "--name", "mine", small)
     assert open_data_set("mine").entry.rows == 60
+
+
+def test_a_replacement_that_was_killed_is_named_and_ended_by_the_same_command(here, monkeypatch):
+    here("data", "add", write_table("mine.csv", 60))
+    write_table("mine.csv", 80)
+    killed = (
+        "import os; from reread.commands.app import main; from reread.preprocessing import own_data\n"
+        "own_data.record = lambda *_: os._exit(9); main(['data', 'add', 'mine.csv'])"
+    )
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    assert subprocess.run([sys.executable, "-c", killed], capture_output=True).returncode == 9
+    assert json.loads(here("data", "list", "--json"))[0]["files"] == "changed"
+    assert "a command that replaced it was killed" in here("data", "mine", code=2)
+    here("data", "add", "mine.csv")
+    here("data", "mine")
+    assert open_data_set("mine").entry.rows == 80

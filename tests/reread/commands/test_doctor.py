@@ -16,8 +16,10 @@ from reread.commands import doctor, preflight
 from reread.commands.doctor import MISSING, OK, OPTIONAL
 from reread.commands.servers import port_lock
 from reread.storage.files import sha256_file, write_json
+from reread.storage.ledger import LEDGER
 from reread.storage.locks import file_lock
 from reread.storage.source import ROOT
+from tests.reread.commands.conftest import make_folder
 
 
 @pytest.fixture
@@ -190,3 +192,20 @@ def test_little_disk_memory_or_one_core_is_reported(folder, monkeypatch):
     checks = {check.name: check for check in doctor.machine()}
     assert checks["disk"].state == MISSING
     assert "REREAD_WORKERS=1" in checks["cores"].fix and "REREAD_WORKERS=1" in checks["memory"].fix
+
+
+def test_what_commands_refuse_is_missing_in_their_words(reread, tmp_path, monkeypatch):
+    monkeypatch.chdir(make_folder(tmp_path))
+    (tmp_path / "results").mkdir()
+    lines = (ROOT / LEDGER).read_text(encoding="utf-8").splitlines()
+    assert [doctor.parameters().state, doctor.ledger().state] == [OK, OK]
+    Path("params.yaml").write_text("a: [")
+    LEDGER.write_text("\n".join([lines[0], *lines[2:]]), encoding="utf-8")
+    Path("data.manifest.json").unlink()
+    checks = [doctor.parameters(), doctor.ledger(), *doctor.data(False)]
+    assert [check.state for check in checks] == [MISSING] * len(checks)
+    assert all(check.fix.startswith("git checkout ") for check in checks)
+    assert f"error: {checks[0].detail}\n" == reread("train", "--experiment", "tiny", code=2)
+    assert f"error: {checks[1].detail}\n" == reread("ledger", code=2)
+    (digits,) = (check for check in checks if check.name == "data/digits")
+    assert f"error: {digits.detail}\n" == reread("data", "digits", code=2)

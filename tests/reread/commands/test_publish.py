@@ -12,6 +12,7 @@ from reread.planning.experiment import load_experiment
 from reread.planning.resolve import make_plan
 from reread.storage.digests import DIGESTS
 from reread.storage.files import read_json, sha256_file, write_json
+from reread.storage.run_folder import write_result
 from reread.storage.source import ROOT
 from tests.damage import damages
 from tests.reread.commands.conftest import make_folder
@@ -31,7 +32,8 @@ def published(reread, tmp_path, monkeypatch):
             (directory / "best.safetensors").write_text(key)
             digest = sha256_file(directory / "best.safetensors")
             result = {"run_key": key, "variant": name, "seed": seed, "weights_sha256": digest}
-            write_json(directory / "result.json", result)
+            (directory / "history.csv").write_text("epoch\n1\n")
+            write_result(directory, result)
             write_json(directory / "job.json", {"run_key": key, "data": plan.variants[name].data})
             write_json(
                 directory / "environment.json",

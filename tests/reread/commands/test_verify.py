@@ -148,3 +148,42 @@ def test_claims_of_a_study_are_written_too(tmp_path):
     assert written["claims"][0]["measured"].pop("mean") == pytest.approx(mean, rel=1e-11)
     del published["claims"][0]["measured"]["mean"]
     assert written == published
+
+
+@pytest.fixture
+def small(tmp_path):
+    return Path(shutil.copytree(ROOT / "results/default", tmp_path / "small"))
+
+
+@pytest.mark.parametrize("damage", ["cut", "emptied", "changed"])
+@pytest.mark.parametrize(
+    "file", ["verdicts.json", "metrics.json", "plan.json", "summary.json", "runs.json", "items.npz", "files.json.xz"]
+)
+def test_a_damaged_file_is_named_and_to_be_restored_from_git(small, file, damage):
+    content = (small / file).read_bytes()
+    middle = len(content) // 2
+    changed = {"cut": content[:middle], "emptied": b"", "changed": content[:middle] + b"\xff" + content[middle + 1 :]}
+    (small / file).write_bytes(changed[damage])
+    said = verify(small, code=2)
+    assert (
+        said.startswith(f"error: {small / file} ") and said.endswith("restore it from git\n") and said.count("\n") == 1
+    )
+
+
+@pytest.mark.parametrize("content", [b"", b"\xff", b"name\nswish\n"])
+def test_a_damaged_table_of_differences_is_found(small, content):
+    (small / "differences.csv").write_bytes(content)
+    assert "differences.csv" in verify(small, code=2 if content else 1)
+
+
+@pytest.mark.parametrize("file", ["items.npz", "metrics.json", "plan.json"])
+def test_a_file_that_is_gone_is_named(small, file):
+    (small / file).unlink()
+    said = verify(small, code=2)
+    assert f"{small / file} is missing" in said and "restore it from git" in said
+
+
+def test_an_entry_that_is_gone_is_one_line(small):
+    edit(small / "plan.json", lambda plan: plan.pop("equivalence_margin"))
+    said = verify(small, code=2)
+    assert f"{small} " in said and "equivalence_margin" in said and "from git" in said and said.count("\n") == 1

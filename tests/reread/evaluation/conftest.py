@@ -14,6 +14,8 @@ from reread.evaluation.records import RunRecord
 from reread.goals import goal
 from reread.storage.files import read_json, sha256_file, write_json, write_text
 from reread.storage.prepared import open_prepared
+from reread.storage.run_folder import write_result
+from tests.digests import write_digests
 from tests.reads import rows_of_test
 
 __all__ = ["rows_of_test"]
@@ -140,8 +142,8 @@ def write_run(directory: Path, variant: str, model: str, data: str, seed: int, e
         directory / "history.csv", header + "gradient_norm,validation_comparable_loss\n" + "\n".join(lines) + "\n"
     )
     write_json(directory / "timing.json", {"seconds": 12.5 + seed})
-    write_json(
-        directory / "result.json",
+    write_result(
+        directory,
         {
             "run_key": directory.name,
             "variant": variant,
@@ -166,7 +168,7 @@ def add_weights(run_directory: Path, model: str, description: dict, seed: int, *
     save_file(network.state_dict(), weights)
     result = read_json(run_directory / "result.json")
     record = {"weights_sha256": sha256_file(weights), "network_source": models.network_source(model, job["network"])}
-    write_json(run_directory / "result.json", result | record)
+    write_result(run_directory, result | record)
 
 
 def invented_probabilities(labels: np.ndarray, classes: int, skill: float, rng: np.random.Generator) -> np.ndarray:
@@ -214,7 +216,7 @@ def write_record(
             "threads": 1,
         },
     )
-    return RunRecord(variant, data, seed, run, prepared, evaluation)
+    return RunRecord(variant, data, seed, run, prepared, write_digests(evaluation))
 
 
 @pytest.fixture

@@ -32,8 +32,10 @@ from reread.storage.files import read_json, sha256_file, write_json
 from reread.storage.git import Commit
 from reread.storage.ledger import open_test_split
 from reread.storage.prepared import open_prepared
+from reread.storage.run_folder import write_result
 from reread.verdicts.reads import Fixed
 from reread.verdicts.rule import VERSION
+from tests.digests import write_digests
 
 SEEDS = range(6)
 CLAIM = "A <script>hierarchy</script> reads better."
@@ -293,10 +295,7 @@ def end_at_the_best_epoch(record, last_rate):
     history = pd.read_csv(record.run_directory / "history.csv")
     history["learning_rate"] = [*[0.1] * (len(history) - 1), 0.1 * last_rate]
     (record.run_directory / "history.csv").write_text(history.to_csv(index=False))
-    (record.run_directory / "digests.json").unlink(missing_ok=True)
-    write_json(
-        record.run_directory / "result.json", {**result, "stopped": "max_epochs", "best_epoch": result["epochs"]}
-    )
+    write_result(record.run_directory, {**result, "stopped": "max_epochs", "best_epoch": result["epochs"]})
 
 
 def test_a_rate_that_is_high_when_a_run_ends_at_its_best_epoch_was_still_improving(tmp_path, texts):
@@ -408,6 +407,7 @@ def test_tuning_never_reads_the_test_split(tmp_path, texts):
         metrics.write_text(
             json.dumps({name: measured for name, measured in read_json(metrics).items() if name != "test"})
         )
+        write_digests(record.evaluation_directory)
     report = evaluate_experiment({**experiment, "evaluate_on": "validation"}, records, {}, tmp_path / "tune")
     assert report["metrics"]["evaluated_on"] == "validation" and "test" not in report["metrics"]["variants"]["han"]
     assert "tuned" not in report["metrics"]
@@ -440,6 +440,7 @@ def test_equal_seeds_are_shown_without_an_interval(tmp_path, texts):
         first = next(candidate for candidate in pair if candidate.variant == record.variant)
         for name in ("test.npy", "validation.npy", "metrics.json"):
             shutil.copy(first.evaluation_directory / name, record.evaluation_directory / name)
+        write_digests(record.evaluation_directory)
     report = evaluate_experiment(experiment, opened_again(pair), {}, tmp_path / "trial")
     console = Console(width=200, record=True)
     console.print(terminal_table(report["metrics"], report["verdicts"]))
@@ -472,8 +473,8 @@ def test_learnt_betas_are_drawn_by_layer_of_the_variants_that_have_them(tools, t
     ]
     for record in records:
         if record.variant in learnt:
-            path = record.run_directory / "result.json"
-            write_json(path, read_json(path) | {"betas": learnt[record.variant]})
+            result = read_json(record.run_directory / "result.json")
+            write_result(record.run_directory, result | {"betas": learnt[record.variant]})
     evaluate_experiment(experiment_of(variants, []), records, {}, tmp_path / "trial")
     drawn = chart_of((tmp_path / "trial" / "report.html").read_text(), "betas-1")
     assert drawn["facet"]["sort"] == ["beta", "channels"] and len(drawn["data"]["values"]) == 8
@@ -661,3 +662,17 @@ def test_dvc_draws_each_table_with_its_template(tmp_path, texts, name, x, y):
     picture = vl_convert.vegalite_to_svg(filled if isinstance(filled, str) else json.dumps(filled))
     # Something is drawn for each variant: its panel's name, or its half of the pair's.
     assert all(variant in picture for variant in ("han", "flat")) and picture.count("<path") > 10
+
+
+@pytest.mark.parametrize("file", ["digests.json", "test.npy", "metrics.json", "latency.json"])
+def test_an_evaluation_that_lacks_a_file_names_what_mends_it(tmp_path, texts, file):
+    experiment, records = texts
+    folder = records[0].evaluation_directory
+    (folder / file).unlink()
+    if file == "digests.json":
+        metrics = read_json(folder / "metrics.json")
+        metrics["test"]["accuracy"] = 0.99
+        write_json(folder / "metrics.json", metrics)
+    with pytest.raises(InputError, match=f"{folder}/.*: remove {folder} and evaluate the run again"):
+        evaluate_experiment(experiment, records, {}, tmp_path / "report")
+    assert not (tmp_path / "report").exists()

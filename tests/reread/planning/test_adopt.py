@@ -26,7 +26,7 @@ from reread.storage.files import read_json, write_json
 from reread.storage.job import Job
 from reread.storage.ledger import read_ledger, reads_file
 from reread.storage.prepared import open_prepared
-from reread.storage.run_folder import RunFolder
+from reread.storage.run_folder import RunFolder, write_result
 from reread.training.machine import machine
 from tests.golden.cases import CASES
 from tests.golden.data import WRITERS
@@ -55,7 +55,7 @@ def write_run(about: Job) -> RunFolder:
     about.write()
     (folder / "best.safetensors").write_bytes(b"weights")
     (folder / "history.csv").write_text("epoch\n1\n")
-    write_json(folder / "result.json", {"run_key": about.run_key, "weights_sha256": "w"})
+    write_result(folder, {"run_key": about.run_key, "weights_sha256": "w"})
     return RunFolder(folder)
 
 

@@ -182,3 +182,25 @@ def test_results_without_what_restores_runs_train_as_before_and_damaged_ones_are
     (results / "files.json.xz").write_bytes(content[:-9])
     assert "files.json.xz cannot be read" in reread(published, "evaluate", code=2).stderr
     assert not list((root / "runs").glob("*/result.json"))
+
+
+def test_a_damaged_run_of_results_is_restored_from_them_again(published):
+    root = published.directory
+    reread(published, "evaluate")
+    report = (root / "reports/grows/verdicts.json").read_bytes()
+    folder = next(root.glob("runs/*/published.json")).parent
+    for name in ("digests.json", "published.json", "job.json", "evaluation/published/metrics.json"):
+        (folder / name).write_bytes(b"")
+        said = reread(published, "evaluate", code=2).stderr
+        assert f"remove runs/{folder.name} and run again" in said
+        shutil.rmtree(folder)
+        reread(published, "evaluate")
+    for name in ("items.npz", "files.json.xz", "runs.json"):
+        forget(root)
+        content = (root / "results/grows" / name).read_bytes()
+        (root / "results/grows" / name).write_bytes(content[: len(content) // 2])
+        said = reread(published, "evaluate", code=2).stderr
+        assert f"results/grows/{name} " in said and "restore it from git" in said
+        (root / "results/grows" / name).write_bytes(content)
+    reread(published, "evaluate")
+    assert (root / "reports/grows/verdicts.json").read_bytes() == report

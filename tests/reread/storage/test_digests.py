@@ -74,6 +74,23 @@ def test_each_damage_of_a_finished_run_is_found(run, file):
     assert RunFolder(run.directory).damage() is None
 
 
+def test_a_finished_run_without_digests_is_damaged(run):
+    (run.directory / "digests.json").unlink()
+    (run.directory / "history.csv").write_text("epoch,training_loss\n1,0.1\n")
+    damaged = RunFolder(run.directory)
+    assert f"{run.directory}/digests.json is missing" in damaged.damage()
+    for read in (damaged.history, damaged.require_result, damaged.refuse_damage):
+        with pytest.raises(InputError, match=r"digests\.json is missing.*train it again"):
+            read()
+    # A run of results/ has no checkpoint: it is restored again.
+    write_json(run.directory / "published.json", {"run_key": "key"})
+    with pytest.raises(InputError, match=f"digests.json is missing.*remove {run.directory} and run again"):
+        RunFolder(run.directory).refuse_damage()
+    # A served model has the result alone.
+    (run.directory / "history.csv").unlink()
+    assert RunFolder(run.directory).require_result()["epochs"] == 1
+
+
 def test_a_digest_names_no_file_outside_of_its_folder(run):
     write_json(run.directory / "digests.json", {"files": {"../../secret": "0" * 64}})
     with pytest.raises(InputError, match=r"digests\.json is damaged"):

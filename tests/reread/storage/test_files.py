@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from reread.storage import files
-from reread.storage.errors import InputError
+from reread.storage.errors import InputError, command
 from reread.storage.files import (
     below,
     canonical_json,
@@ -74,7 +74,7 @@ def test_an_object_without_what_is_asked_of_it_is_refused(tmp_path, value):
     write_json(tmp_path / DESCRIPTION, value)
     with pytest.raises(InputError, match="prepared.json has no 'task'|prepared.json has no 'name'"):
         open_prepared(tmp_path)
-    with pytest.raises(InputError, match="prepared.json has no 'arrays': restore it"):
+    with pytest.raises(InputError, match=f"prepared.json has no 'arrays': remove {tmp_path} and run again"):
         read_object(tmp_path / DESCRIPTION, "arrays")
 
 
@@ -205,3 +205,21 @@ def test_content_is_flushed_before_it_takes_its_name(tmp_path, monkeypatch):
     position = calls.index(("rename", "data"))
     assert {("fsync", "file"), ("fsync", "inner")} <= set(calls[:position])
     assert calls[position + 1 :] == [("fsync", tmp_path.name)]
+
+
+def test_a_full_disk_is_named_by_what_is_written(tmp_path, capsys, monkeypatch):
+    """The error of a write names no file, and numpy's has no number either."""
+
+    def fill(path: Path) -> None:
+        with published_directory(path):
+            raise OSError("5801 requested and 4080 written")
+
+    def full(_: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(files.os, "fsync", full)
+    for name, write in (("file.json", lambda path: write_json(path, {})), ("report", fill)):
+        with pytest.raises(SystemExit, match="2"):
+            command(write)(tmp_path / name)
+        assert f"the disk has no room for {tmp_path / name} (" in capsys.readouterr().err
+    assert not any(tmp_path.iterdir())

@@ -5,6 +5,7 @@ import pytest
 from reread.storage.errors import InputError
 from reread.storage.files import write_json
 from reread.storage.run_folder import RunFolder
+from tests.digests import write_digests
 
 
 def test_a_run_is_finished_when_it_has_a_result(tmp_path):
@@ -38,10 +39,10 @@ def test_a_job_of_another_machine_brings_its_commit(tmp_path):
 )
 def test_a_job_of_other_content_is_named(tmp_path, name, value, said):
     write_json(tmp_path / "job.json", {"model": "han", "network": {}, name: value})
-    with pytest.raises(InputError, match=rf"{tmp_path}/job\.json: '{name}' is {said}: restore"):
+    with pytest.raises(InputError, match=rf"{tmp_path}/job\.json: '{name}' is {said}: remove {tmp_path} and run again"):
         _ = RunFolder(tmp_path).job
     write_json(tmp_path / "job.json", {"model": "han"})
-    with pytest.raises(InputError, match=rf"{tmp_path}/job\.json has no 'network': restore"):
+    with pytest.raises(InputError, match=rf"{tmp_path}/job\.json has no 'network': remove {tmp_path} and run again"):
         _ = RunFolder(tmp_path).job
 
 
@@ -62,4 +63,5 @@ def test_evaluations_are_listed_newest_last(tmp_path):
     run = RunFolder(tmp_path)
     for key in ("b", "a"):
         write_json(run.evaluation(key) / "metrics.json", {"key": key})
+        write_digests(run.evaluation(key))
     assert run.evaluations() == {"b": {"key": "b"}, "a": {"key": "a"}} and list(run.evaluations()) == ["b", "a"]

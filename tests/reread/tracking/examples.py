@@ -16,8 +16,10 @@ from reread.preprocessing.text import number, segment
 from reread.preprocessing.vocabulary import word_index
 from reread.storage.files import content_key, sha256_file, write_json, write_text
 from reread.storage.job import Job
+from reread.storage.run_folder import write_result
 from reread.storage.source import ROOT
 from reread.tracking.times import Times, now
+from tests.digests import write_digests
 
 TEXTS = [
     "Return the sum of two numbers. Both must be positive.",
@@ -204,7 +206,7 @@ def finish_run(job: Job, score: float = 0.9, epochs: int = 3, description: dict 
         "validation": {"score": score, "loss": 1.5 / epochs, "accuracy": score},
         **record,
     }
-    write_json(folder / "result.json", result)
+    write_result(folder, result)
     return folder
 
 
@@ -214,7 +216,7 @@ def evaluate_run(folder: Path, score: float = 0.9) -> Path:
     write_json(
         folder / "evaluation" / "key" / "metrics.json", {"validation": metrics, "test": metrics, "parameters": 1234}
     )
-    return folder / "evaluation" / "key"
+    return write_digests(folder / "evaluation" / "key")
 
 
 def write_report(jobs: list[Job], folder: Path) -> Path:

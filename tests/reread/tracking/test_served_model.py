@@ -21,6 +21,7 @@ from reread.storage.prepared import open_prepared
 from reread.storage.run_folder import RunFolder
 from reread.tracking.registry import load_model, log_model, registered_name, set_champion
 from reread.tracking.runs import open_tracking
+from tests.digests import write_digests
 from tests.reread.tracking.examples import (
     TEXTS,
     evaluate_run,
@@ -216,6 +217,7 @@ def test_several_labels(folder):
     metrics = read_json(evaluation / "metrics.json")
     metrics["validation"]["thresholds"] = {"overall": 0.0, "by_class": {"read": 0.5, "draw": 1.0}}
     write_json(evaluation / "metrics.json", metrics)
+    write_digests(evaluation)
     version = log_model(tracking, tracking.record(job, evaluation), run, evaluation)
     assert load_model("snippets", version=version).predict(TEXTS)["label"].tolist() == [["read", "draw"]] * len(TEXTS)
     assert "best micro F1" in tracking.client.get_model_version("reread-snippets", version).description

@@ -12,6 +12,7 @@ from reread.planning.environment import Environment
 from reread.planning.resolve import make_plan
 from reread.storage.errors import InputError
 from reread.storage.files import read_json, write_json
+from reread.storage.run_folder import write_result
 from reread.storage.source import ROOT
 from reread.tracking.recording import reconcile
 from reread.tracking.runs import MAXIMUM_METRICS, open_tracking
@@ -133,7 +134,7 @@ def test_a_run_carries_what_it_was_logged_live_or_as_a_whole(folder):
 def test_learnt_betas_are_one_metric_whose_steps_are_the_layers(folder):
     job = make_job(folder, prepared_text(folder), "han")
     run = finish_run(job)
-    write_json(run / "result.json", read_json(run / "result.json") | {"betas": {"one": [0.5], "two": [1.0, 2.0]}})
+    write_result(run, read_json(run / "result.json") | {"betas": {"one": [0.5], "two": [1.0, 2.0]}})
     tracking = open_tracking()
     run_id = tracking.record(job)
     tracking.record(job, evaluate_run(run))
