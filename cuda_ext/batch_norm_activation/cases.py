@@ -81,26 +81,31 @@ def _exercise_parts(dtype: torch.dtype, rows: int, channels: int, stride: int, c
     for activation in (ACTIVATIONS.index("relu"), ACTIVATIONS.index("swish"), ACTIVATIONS.index("gelu")):
         beta = torch.tensor(1.2, device="cuda") if ACTIVATIONS[activation] == "swish" else None
         given = (weight, bias, mean, variance, beta, activation, 1e-5)
-        _compare("batch_norm_activation", x, *given, columns)
+        compare("batch_norm_activation", "batch_norm_activation", x, *given, columns)
         if columns == channels:
-            _compare("batch_norm_activation_backward", dy, x, *given, True)
+            compare("batch_norm_activation", "batch_norm_activation_backward", dy, x, *given, True)
         vectors = torch.ones(2, channels, device="cuda")
-        _compare("batch_norm_activation_add_backward", dy, x, *given, True, x.clone(), *vectors)
-    _compare("batch_statistics", x)
-    _compare("copy_with_statistics", x, x.clone(), mean.clone(), variance.clone())
-    _compare("centred_gradient", x, x, mean, weight, bias, columns)
+        compare("batch_norm_activation", "batch_norm_activation_add_backward", dy, x, *given, True, x.clone(), *vectors)
+    compare("batch_norm_activation", "batch_statistics", x)
+    compare("batch_norm_activation", "copy_with_statistics", x, x.clone(), mean.clone(), variance.clone())
+    compare("batch_norm_activation", "centred_gradient", x, x, mean, weight, bias, columns)
 
 
-def _compare(name: str, *arguments: Any) -> None:
-    """The kernel beside its reference on the CPU, with copies of what both may change."""
-    begin("batch_norm_activation", name, tuple(arguments[0].shape), arguments[0].dtype)
+def compare(operation: str, name: str, *arguments: Any) -> None:
+    """A kernel of an operation's folder beside its reference on the CPU, with copies of what both may change."""
+    begin(operation, name, tuple(arguments[0].shape), arguments[0].dtype)
     own = [a.clone() if isinstance(a, Tensor) and a.is_contiguous() else a for a in arguments]
     others = [a.cpu() if isinstance(a, Tensor) else a for a in arguments]
     found, expected = fused.part(name, own[0])(*own), fused.REFERENCES[name](*others)
     pairs = zip(_as_list(found), _as_list(expected), strict=True)
     for a, b in [*pairs, *((a, b) for a, b in zip(own, others, strict=True) if isinstance(a, Tensor))]:
-        if float((a.cpu().double() - b.double()).norm()) > 3e-2 * float(b.double().norm()) + 1e-3:
-            raise AssertionError(f"{name} differs from its reference for {b.dtype} of shape {tuple(b.shape)}")
+        refuse_difference(name, a, b)
+
+
+def refuse_difference(name: str, found: Tensor, expected: Tensor) -> None:
+    difference = found.double().cpu() - expected.double().cpu()
+    if float(difference.norm()) > 3e-2 * float(expected.double().norm()) + 1e-3:
+        raise AssertionError(f"{name} differs from its reference for {found.dtype} of shape {tuple(found.shape)}")
 
 
 def _as_list(results: Tensor | tuple[Tensor, ...] | None) -> list[Tensor]:

@@ -1,13 +1,12 @@
 """Cases of the dense block: those that the benchmark times, and small odd ones for compute-sanitizer."""
 
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from cuda_ext import batch_norm_activation as fused
+from cuda_ext.batch_norm_activation.cases import compare, refuse_difference
 from cuda_ext.case import Case, begin, compiled, forward_and_backward_of
 from cuda_ext.dense_block import Halves, dense_block
 
@@ -25,7 +24,7 @@ def bench_cases() -> Iterator[Case]:
 def _case(images: int) -> Case:
     def inputs() -> tuple[Tensor, ...]:
         x = torch.randn(images, INPUTS, SIDE, SIDE, device="cuda").bfloat16()
-        given = [x.contiguous(memory_format=torch.channels_last), *_parameters(LAYERS, INPUTS, GROWTH, BOTTLENECK)]
+        given = [x.contiguous(memory_format=torch.channels_last), *parameters(LAYERS, INPUTS, GROWTH, BOTTLENECK)]
         above = torch.randn(images, INPUTS + LAYERS * GROWTH, SIDE, SIDE, device="cuda").bfloat16()
         return *(tensor.requires_grad_() for tensor in given), above.contiguous(memory_format=torch.channels_last)
 
@@ -40,18 +39,18 @@ def _case(images: int) -> Case:
     return Case("dense_block", shape, torch.bfloat16, inputs, own, peers, exact, bytes_, flops, HALF_FLOPS)
 
 
-def _parameters(layers: int, inputs: int, growth: int, bottleneck: int) -> list[Tensor]:
+def parameters(layers: int, inputs: int, growth: int, bottleneck: int) -> list[Tensor]:
     """Draw weights, biases and kernels of float32, as autocast has them: two of each for a layer."""
     widths = [width for layer in range(layers) for width in (inputs + layer * growth, bottleneck)]
-    weights, biases = ([torch.rand(width, device="cuda") + low for width in widths] for low in (0.5, -0.5))
     kernels = []
     for at, width in enumerate(widths):
         kernel = torch.randn((growth, width, 3, 3) if at % 2 else (bottleneck, width, 1, 1), device="cuda")
         kernels.append(kernel / kernel[0].numel() ** 0.5)
+    weights, biases = ([torch.rand(width, device="cuda") + low for width in widths] for low in (0.5, -0.5))
     return [*weights, *biases, *kernels]
 
 
-def _halves(parameters: tuple[Tensor, ...]) -> Halves:
+def halves_of(parameters: Sequence[Tensor]) -> Halves:
     count = len(parameters) // 3
     weights, biases, kernels = (list(parameters[at : at + count]) for at in range(0, 3 * count, count))
     running = ([function(weight).detach() for weight in weights] for function in (torch.zeros_like, torch.ones_like))
@@ -59,7 +58,7 @@ def _halves(parameters: tuple[Tensor, ...]) -> Halves:
 
 
 def _block(x: Tensor, *parameters: Tensor) -> Tensor:
-    return dense_block(x, _halves(parameters), training=True)[0]
+    return dense_block(x, halves_of(parameters), training=True)[0]
 
 
 def _eager(x: Tensor, *parameters: Tensor) -> Tensor:
@@ -83,13 +82,13 @@ def exercise() -> None:
     begin("dense_block", (2, 24, 9, 7), torch.bfloat16)
     x, *parameters = (tensor.requires_grad_() for tensor in _few())
     y = _block(x, *parameters)
-    _refuse_difference("dense_block", y, _eager(*(tensor.detach().double() for tensor in (x, *parameters))))
+    refuse_difference("dense_block", y, _eager(*(tensor.detach().double() for tensor in (x, *parameters))))
     y.float().square().sum().backward()
 
 
 def _few() -> list[Tensor]:
     x = torch.randn(2, 24, 9, 7, device="cuda").bfloat16().contiguous(memory_format=torch.channels_last)
-    return [x, *_parameters(3, 24, 12, 48)]
+    return [x, *parameters(3, 24, 12, 48)]
 
 
 def _exercise_product(dtype: torch.dtype, rows: int, outputs: int, channels: int) -> None:
@@ -99,13 +98,13 @@ def _exercise_product(dtype: torch.dtype, rows: int, outputs: int, channels: int
     w[:, :channels] = torch.randn(outputs, channels, device="cuda") / channels**0.5
     dy = torch.randn(rows, outputs, device="cuda").to(dtype)
     norm = (*(torch.rand(4, channels, device="cuda") + 0.5), None, 2, 1e-5)
-    _compare("dense_product", x, w, *norm, True)
+    compare("dense_block", "dense_product", x, w, *norm, True)
     if outputs <= 64:
         gradient = torch.randn(rows, padded, device="cuda").to(dtype)[:, :channels]
         vectors = torch.ones(2, channels, device="cuda")
         behind = torch.rand(3, outputs, device="cuda")
         for y in ((None,) * 4, (dy.clone(), *behind)):
-            _compare("dense_product_backward", dy, *y, w, x, *norm, True, gradient, *vectors)
+            compare("dense_block", "dense_product_backward", dy, *y, w, x, *norm, True, gradient, *vectors)
 
 
 def _exercise_convolution(dtype: torch.dtype, images: int, height: int, width: int, channels: int, growth: int) -> None:
@@ -118,22 +117,7 @@ def _exercise_convolution(dtype: torch.dtype, images: int, height: int, width: i
     norm = (*(torch.rand(4, channels, device="cuda") + 0.5), torch.tensor(1.2, device="cuda"), 2, 1e-5)
     for statistics in (True, False):
         y, vectors = torch.zeros(rows, growth + 4, device="cuda", dtype=dtype), torch.ones(2, growth, device="cuda")
-        _compare("dense_convolution", x, filters, *norm, height, width, y[:, :growth], *vectors, statistics)
-    _compare("dense_convolution_backward", dy, filters, x, *norm, True, height, width, growth)
-
-
-def _compare(name: str, *arguments: Any) -> None:
-    """The kernel beside its reference on the CPU, with copies of what both may change."""
-    begin("dense_block", name, tuple(arguments[0].shape), arguments[0].dtype)
-    own = [a.clone() if isinstance(a, Tensor) and a.is_contiguous() else a for a in arguments]
-    others = [a.cpu() if isinstance(a, Tensor) else a for a in arguments]
-    found, expected = fused.part(name, own[0])(*own), fused.REFERENCES[name](*others)
-    for a, b in [*zip(found or (), expected or (), strict=True), *zip(own, others, strict=True)]:
-        if isinstance(a, Tensor):
-            _refuse_difference(name, a, b)
-
-
-def _refuse_difference(name: str, found: Tensor, expected: Tensor) -> None:
-    difference = found.double().cpu() - expected.double().cpu()
-    if float(difference.norm()) > 3e-2 * float(expected.double().norm()) + 1e-3:
-        raise AssertionError(f"{name} differs from its reference for {found.dtype} of shape {tuple(found.shape)}")
+        compare(
+            "dense_block", "dense_convolution", x, filters, *norm, height, width, y[:, :growth], *vectors, statistics
+        )
+    compare("dense_block", "dense_convolution_backward", dy, filters, x, *norm, True, height, width, growth)

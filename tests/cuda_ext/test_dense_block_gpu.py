@@ -8,6 +8,7 @@ from torch.export.passes import move_to_device_pass
 from cuda_ext import batch_norm_activation as fused
 from cuda_ext import library
 from cuda_ext.dense_block import Halves, _pack, dense_block
+from cuda_ext.dense_block.cases import halves_of, parameters
 from tests.cuda_ext import rules
 from tests.cuda_ext.test_dense_block import one_by_one
 
@@ -28,22 +29,10 @@ def exact_convolutions(monkeypatch):
 
 def given(shape, dtype, batch=6):
     """x, and the parameters in one list: weights, biases, kernels. Parameters are float32, as autocast has them."""
-    inputs, growth, bottleneck = SHAPES[shape]
     torch.manual_seed(0)
-    widths = [width for layer in range(LAYERS) for width in (inputs + layer * growth, bottleneck)]
-    kernels = []
-    for at, width in enumerate(widths):
-        kernel = torch.randn((growth, width, 3, 3) if at % 2 else (bottleneck, width, 1, 1), device="cuda")
-        kernels.append(kernel / kernel[0].numel() ** 0.5)
-    weights, biases = ([torch.rand(width, device="cuda") + low for width in widths] for low in (0.5, -0.5))
-    x = torch.randn(batch, inputs, 9, 7, device="cuda").to(dtype, memory_format=torch.channels_last)
-    return [x, *weights, *biases, *kernels]
-
-
-def halves_of(tensors):
-    weights, biases, kernels = (list(tensors[at : at + 2 * LAYERS]) for at in range(0, 6 * LAYERS, 2 * LAYERS))
-    running = ([function(weight).detach() for weight in weights] for function in (torch.zeros_like, torch.ones_like))
-    return Halves(weights, biases, None, kernels, *running)
+    inputs = SHAPES[shape][0]
+    tensors = parameters(LAYERS, *SHAPES[shape])
+    return [torch.randn(batch, inputs, 9, 7, device="cuda").to(dtype, memory_format=torch.channels_last), *tensors]
 
 
 def trained(x, *tensors):
