@@ -11,6 +11,7 @@ header and rows, or text that is taken as it is.
 import ast
 import csv
 import difflib
+import functools
 import json
 import math
 import re
@@ -339,6 +340,7 @@ def published(experiment: str, name: str) -> Any:
     return read_json(path) if (ROOT / path).exists() else None
 
 
+@functools.cache
 def judged_in(experiment: str) -> list[dict[str, Any]]:
     """Return an experiment's verdicts, without the cautions that its tuning does not give any more."""
     from reread.planning.tuning import outdated

@@ -6,7 +6,6 @@ from flows.definition import project_flow
 from flows.parameters import Experiment, GivenArrays, GivenPlan, Overrides, Seeds, Variants, plan_of
 from flows.preprocess import preprocess
 from reread.planning.search import with_known_trials
-from reread.storage.locks import reserve
 from tasks.show import show_results
 
 
@@ -28,8 +27,6 @@ def evaluate(
 
     # The plan was made before its trials were trained.
     chosen = with_known_trials(plan_of(plan, experiment, variants, seeds, overrides))
-    folders = preprocess(plan=chosen) if prepared is None else prepared
-    reserve(job.run_directory for job in chosen.jobs(folders))
-    report = evaluate_plan(chosen, folders, so_far)
+    report = evaluate_plan(chosen, preprocess(plan=chosen) if prepared is None else prepared, so_far)
     show_results(Path(report))
     return report

@@ -31,6 +31,7 @@ from reread.preprocessing.settings import FOLD
 from reread.storage.errors import InputError, command
 from reread.storage.job import Job
 from reread.storage.ledger import SplitRead, add_reads, open_test_split, read_ledger, reads_file, version_of
+from reread.storage.locks import reserve
 from reread.storage.prepared import SPLITS, Prepared, open_prepared
 from reread.tracking.recording import BASELINES, Tracker
 from tasks.links import links
@@ -54,6 +55,7 @@ def evaluate(plan: Plan, prepared: Mapping[str, str], so_far: bool = False) -> s
     """
     experiment, splits = plan.name, plan.splits
     jobs = sorted(plan.jobs(prepared), key=lambda job: list(plan.variants).index(job.variant))
+    reserve(job.run_directory for job in jobs)
     unfinished = [job for job in jobs if not job.run.finished]
     if unfinished and (not so_far or len(unfinished) == len(jobs)):
         first = unfinished[0]

@@ -15,6 +15,7 @@ from reread.storage.files import read_json, sha256_file, write_json
 from reread.storage.run_folder import write_result
 from reread.storage.source import ROOT
 from tests.damage import damages
+from tests.digests import write_digests
 from tests.reread.commands.conftest import make_folder
 
 
@@ -49,11 +50,6 @@ def published(reread, tmp_path, monkeypatch):
     (report / "report.html").write_text("<html>")
     write_digests(report)
     return tmp_path
-
-
-def write_digests(folder):
-    files = (path for path in folder.iterdir() if path.name != DIGESTS)
-    write_json(folder / DIGESTS, {"files": {path.name: sha256_file(path) for path in files}})
 
 
 @pytest.mark.parametrize("file", ["metrics.json", "verdicts.json", "plan.json", "curves.csv", "digests.json"])
