@@ -103,7 +103,7 @@ def compare(operation: str, name: str, *arguments: Any) -> None:
 
 
 def refuse_difference(name: str, found: Tensor, expected: Tensor) -> None:
-    difference = found.double().cpu() - expected.double().cpu()
+    difference = found.detach().double().cpu() - expected.double().cpu()
     if float(difference.norm()) > 3e-2 * float(expected.double().norm()) + 1e-3:
         raise AssertionError(f"{name} differs from its reference for {found.dtype} of shape {tuple(found.shape)}")
 
