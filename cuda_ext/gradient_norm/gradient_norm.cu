@@ -30,8 +30,10 @@ template <int most>
 __global__ void __launch_bounds__(threads) sum_tiles(const __grid_constant__ TensorList<Numbers, most> list,
                                                      float* sums) {
   cuda_ext::let_the_next_start();
-  const int i = list.of_block(blockIdx.x);
-  const int64_t first = int64_t{blockIdx.x - list.begins[i]} * tile;
+  // The last to be written first: they are in the cache.
+  const unsigned block = gridDim.x - 1 - blockIdx.x;
+  const int i = list.of_block(block);
+  const int64_t first = int64_t{block - list.begins[i]} * tile;
   const float* const from = list.items[i].values + first;
   const int count = static_cast<int>(min(int64_t{tile}, list.items[i].size - first));
   float sum = 0;
@@ -49,7 +51,7 @@ __global__ void __launch_bounds__(threads) sum_tiles(const __grid_constant__ Ten
   using Reduce = cub::BlockReduce<float, threads>;
   __shared__ typename Reduce::TempStorage room;
   sum = Reduce(room).Sum(sum);
-  if (threadIdx.x == 0) sums[blockIdx.x] = sum;
+  if (threadIdx.x == 0) sums[block] = sum;
 }
 
 __global__ void __launch_bounds__(threads_of_last) root_of_sums(const float* __restrict__ sums, int count, float* norm) {
