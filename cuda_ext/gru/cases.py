@@ -95,9 +95,9 @@ class _Prepared:
 
 def bench_cases() -> Iterator[Case]:
     for shape in SHAPES:
-        for dtype in (torch.float32, torch.float16, torch.bfloat16):
-            if not (shape.full and dtype == torch.float16):
-                yield from _both_passes(shape, dtype)
+        # float16 takes as long as bfloat16.
+        for dtype in (torch.float32, torch.bfloat16):
+            yield from _both_passes(shape, dtype)
 
 
 def _both_passes(shape: Shape, dtype: torch.dtype) -> Iterator[Case]:
