@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from cuda_ext.branch import aside_of_forward
 from cuda_ext.library import kernel
 from cuda_ext.operation import define
 
@@ -46,7 +47,23 @@ def embedding(table: Tensor, tokens: Tensor, padding: int | None = None) -> Tens
     tensor([[0., 0.],
             [2., 2.]])
     """
-    return torch.ops.reread_kernels.embedding(table, tokens, NONE if padding is None else padding, table.dtype)
+    padding = NONE if padding is None else padding
+    return torch.ops.reread_kernels.embedding(table, tokens, padding, table.dtype, _order(table, tokens, padding))
+
+
+def _order(table: Tensor, tokens: Tensor, padding: int) -> Tensor | None:
+    """The tokens by number, for the gradient of the table, where a second stream sorts them beside the forward pass."""
+    aside = None if torch.compiler.is_compiling() else aside_of_forward()
+    if aside is None or not (table.is_cuda and table.requires_grad and torch.is_grad_enabled()):
+        return None
+    check(table, tokens, padding, table.dtype)
+    return None if kernel("embedding_gradient", table) is None else aside(lambda: _sorted(tokens, len(table)))
+
+
+def _sorted(tokens: Tensor, rows: int) -> Tensor:
+    """int32 [2 M + 2 V]: the tokens by number, their places, and where each number begins and ends among them."""
+    order: Tensor = torch.ops.reread_kernels_compiled.embedding_order(tokens.flatten().contiguous(), rows)
+    return order
 
 
 def reference(table: Tensor, tokens: Tensor, dtype: torch.dtype) -> Tensor:
@@ -74,7 +91,7 @@ def check(table: Tensor, tokens: Tensor, padding: int, dtype: torch.dtype) -> No
         raise ValueError(f"embedding rounds a table of float32 to half precision, not {table.dtype} to {dtype}")
 
 
-def _run(table: Tensor, tokens: Tensor, padding: int, dtype: torch.dtype) -> Tensor:
+def _run(table: Tensor, tokens: Tensor, padding: int, dtype: torch.dtype, order: Tensor | None = None) -> Tensor:
     check(table, tokens, padding, dtype)
     run = kernel("embedding", table)
     if run is None:
@@ -84,66 +101,74 @@ def _run(table: Tensor, tokens: Tensor, padding: int, dtype: torch.dtype) -> Ten
     return y
 
 
-def _shape(table: Tensor, tokens: Tensor, padding: int, dtype: torch.dtype) -> Tensor:
+def _shape(table: Tensor, tokens: Tensor, padding: int, dtype: torch.dtype, order: Tensor | None = None) -> Tensor:
     check(table, tokens, padding, dtype)
     return table.new_empty(*tokens.shape, table.shape[1], dtype=dtype)
 
 
 def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    table, tokens, ctx.padding, _ = inputs
+    table, tokens, ctx.padding, _, order = inputs
     ctx.rows, ctx.dtype = len(table), table.dtype
-    ctx.save_for_backward(tokens)
+    ctx.save_for_backward(tokens, order)
 
 
-def _backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:
-    (tokens,) = ctx.saved_tensors
-    of_table = torch.ops.reread_kernels.embedding_gradient(gradient, tokens, ctx.rows, ctx.padding, ctx.dtype)
-    return of_table, None, None, None
+def _backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+    tokens, order = ctx.saved_tensors
+    of_table = torch.ops.reread_kernels.embedding_gradient(gradient, tokens, ctx.rows, ctx.padding, ctx.dtype, order)
+    return of_table, None, None, None, None
 
 
-def _run_gradient(gradient: Tensor, tokens: Tensor, rows: int, padding: int, dtype: torch.dtype) -> Tensor:
+def _run_gradient(
+    gradient: Tensor, tokens: Tensor, rows: int, padding: int, dtype: torch.dtype, order: Tensor | None = None
+) -> Tensor:
     run = kernel("embedding_gradient", gradient)
     if run is None:
         return reference_gradient(gradient, tokens, rows, padding, dtype)
     of_table = _shape_gradient(gradient, tokens, rows, padding, dtype)
     width = gradient.shape[-1]
-    run(gradient.reshape(tokens.numel(), width).contiguous(), tokens.flatten().contiguous(), padding, of_table)
+    order = _sorted(tokens, rows) if order is None else order
+    run(gradient.reshape(tokens.numel(), width).contiguous(), order, padding, of_table)
     return of_table
 
 
-def _shape_gradient(gradient: Tensor, tokens: Tensor, rows: int, padding: int, dtype: torch.dtype) -> Tensor:
+def _shape_gradient(
+    gradient: Tensor, tokens: Tensor, rows: int, padding: int, dtype: torch.dtype, order: Tensor | None = None
+) -> Tensor:
     return gradient.new_empty(rows, gradient.shape[-1], dtype=dtype)
 
 
 def _setup_second(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    gradient, tokens, _, ctx.padding, _ = inputs
+    gradient, tokens, _, ctx.padding, *_ = inputs
     ctx.dtype = gradient.dtype
     ctx.save_for_backward(tokens)
 
 
-def _second(ctx: Any, of_table: Tensor) -> tuple[Tensor, None, None, None, None]:
+def _second(ctx: Any, of_table: Tensor) -> tuple[Tensor | None, ...]:
     """The gradient of a sum of rows is a row for each, and nothing for the padding."""
     (tokens,) = ctx.saved_tensors
     if ctx.padding != NONE:
         of_table = of_table.index_fill(0, torch.tensor([ctx.padding], device=tokens.device), 0)
-    return torch.ops.reread_kernels.embedding(of_table, tokens, NONE, ctx.dtype), None, None, None, None
+    return torch.ops.reread_kernels.embedding(of_table, tokens, NONE, ctx.dtype), *(None,) * 5
 
 
-def _cast(device: str, table: Tensor, tokens: Tensor, padding: int, dtype: torch.dtype) -> Tensor:
+def _cast(
+    device: str, table: Tensor, tokens: Tensor, padding: int, dtype: torch.dtype, order: Tensor | None = None
+) -> Tensor:
     """Autocast: a float32 table gives rows in autocast's dtype."""
     wanted = torch.get_autocast_dtype(device) if table.dtype == torch.float32 else dtype
-    return torch.ops.reread_kernels.embedding(table, tokens, padding, wanted)
+    return torch.ops.reread_kernels.embedding(table, tokens, padding, wanted, order)
 
 
 define(
-    "embedding_gradient(Tensor gradient, Tensor tokens, int rows, int padding, ScalarType dtype) -> Tensor",
+    "embedding_gradient(Tensor gradient, Tensor tokens, int rows, int padding, ScalarType dtype, Tensor? order=None) "
+    "-> Tensor",
     _run_gradient,
     _shape_gradient,
     backward=_second,
     setup_context=_setup_second,
 )
 define(
-    "embedding(Tensor table, Tensor tokens, int padding, ScalarType dtype) -> Tensor",
+    "embedding(Tensor table, Tensor tokens, int padding, ScalarType dtype, Tensor? order=None) -> Tensor",
     _run,
     _shape,
     backward=_backward,

@@ -181,12 +181,12 @@ void with_index(const Tensor& tokens, F&& f) {
   f(int64_t{});
 }
 
-// table [V, E], tokens [M] and rows [M, E], a row of either for each token.
-void check(const Tensor& table, const Tensor& tokens, const Tensor& rows) {
+// table [V, E] and rows [M, E], and the tokens or their order.
+void check_rows(const Tensor& table, const Tensor& tokens, const Tensor& rows) {
   STD_TORCH_CHECK(table.is_cuda() && tokens.is_cuda() && rows.is_cuda() && table.dim() == 2 && rows.dim() == 2 &&
                       table.is_contiguous() && tokens.is_contiguous() && rows.is_contiguous() &&
-                      rows.size(0) == tokens.numel() && rows.size(1) == table.size(1) && table.size(1) <= INT_MAX &&
-                      tokens.numel() < INT_MAX && table.size(0) < INT_MAX,
+                      rows.size(1) == table.size(1) && table.size(1) <= INT_MAX && rows.size(0) < INT_MAX &&
+                      table.size(0) < INT_MAX,
                   "embedding: table, tokens and rows do not fit together");
   CUDA_EXT_REFUSE_UNLESS(tokens.get_device_index() == table.get_device_index() &&
                              rows.get_device_index() == table.get_device_index(),
@@ -194,12 +194,28 @@ void check(const Tensor& table, const Tensor& tokens, const Tensor& rows) {
                          table.get_device_index(), ", ", tokens.get_device_index(), " and ", rows.get_device_index());
 }
 
+// What embedding_order wrote.
+struct Order {
+  unsigned* numbers;
+  int* places;
+  int2* ranges;
+
+  Order(const Tensor& order, int64_t rows) {
+    const int64_t count = order.numel() / 2 - rows;
+    places = static_cast<int*>(order.data_ptr()) + count;
+    numbers = reinterpret_cast<unsigned*>(places - count);
+    ranges = reinterpret_cast<int2*>(places + count);
+  }
+};
+
 bool aligned(const Tensor& a, const Tensor& b) {
   return cuda_ext::aligned_for_packs(a.data_ptr()) && cuda_ext::aligned_for_packs(b.data_ptr());
 }
 
 void embedding(Tensor table, Tensor tokens, Tensor y) {
-  check(table, tokens, y);
+  check_rows(table, tokens, y);
+  STD_TORCH_CHECK(y.size(0) == tokens.numel(), "embedding: as many rows as tokens, got ", y.size(0), " and ",
+                  tokens.numel());
   if (y.numel() == 0) return;
   const torch::stable::accelerator::DeviceGuard guard(table.get_device_index());
   const cudaStream_t stream = cuda_ext::current_stream(table.get_device_index());
@@ -219,44 +235,47 @@ void embedding(Tensor table, Tensor tokens, Tensor y) {
   });
 }
 
-// Numbers and places of the tokens, sorted by number; equal ones stay in order. ranges int32 [rows, 2]: where each number
-// begins and ends.
-struct Order {
-  Tensor numbers, places, ranges;
-};
-
-Order sorted_by_number(const Tensor& tokens, int64_t rows, cudaStream_t stream) {
+// The tokens [M] sorted by number, equal ones in their order: int32 [2 M + 2 rows], first the numbers, then the place of
+// each among the tokens, then where the range of each number begins and ends, (0, 0) for none.
+Tensor embedding_order(Tensor tokens, int64_t rows) {
+  STD_TORCH_CHECK(tokens.is_cuda() && tokens.is_contiguous() && tokens.numel() < INT_MAX && 0 <= rows && rows < INT_MAX,
+                  "embedding: tokens must be contiguous, on a GPU, and fewer than 2^31, as the rows");
+  const torch::stable::accelerator::DeviceGuard guard(tokens.get_device_index());
+  const cudaStream_t stream = cuda_ext::current_stream(tokens.get_device_index());
   const auto count = static_cast<int>(tokens.numel());
   const auto integers = [&](int64_t size) { return torch::stable::new_empty(tokens, {size}, ScalarType::Int); };
+  const Tensor order = integers(2 * int64_t{count} + 2 * rows);
+  const Order sorted(order, rows);
+  STD_CUDA_CHECK(cudaMemsetAsync(sorted.ranges, 0, rows * sizeof(int2), stream));
+  if (count == 0) return order;
   const Tensor numbers = integers(count), places = integers(count);
-  Order sorted{integers(count), integers(count), integers(2 * rows)};
-  const auto unsigned_of = [](const Tensor& tensor) { return static_cast<unsigned*>(tensor.data_ptr()); };
-  const auto int_of = [](const Tensor& tensor) { return static_cast<int*>(tensor.data_ptr()); };
-  auto* const ranges = static_cast<int2*>(sorted.ranges.data_ptr());
+  auto* const unsorted = static_cast<unsigned*>(numbers.data_ptr());
+  auto* const in_order = static_cast<int*>(places.data_ptr());
   with_index(tokens, [&](auto index) {
     cuda_ext::launch(number<decltype(index)>, {dim3(blocks_for(count)), dim3(threads), 0, stream},
-                     static_cast<const decltype(index)*>(tokens.data_ptr()), unsigned_of(numbers), int_of(places),
-                     count, rows);
+                     static_cast<const decltype(index)*>(tokens.data_ptr()), unsorted, in_order, count, rows);
   });
   int bits = 1;
   while (int64_t{1} << bits < rows) ++bits;
   std::size_t bytes = 0;
   const auto sort = [&](void* workspace) {
-    STD_CUDA_CHECK(cub::DeviceRadixSort::SortPairs(workspace, bytes, unsigned_of(numbers), unsigned_of(sorted.numbers),
-                                                   int_of(places), int_of(sorted.places), count, 0, bits, stream));
+    STD_CUDA_CHECK(cub::DeviceRadixSort::SortPairs(workspace, bytes, unsorted, sorted.numbers, in_order, sorted.places,
+                                                   count, 0, bits, stream));
   };
   sort(nullptr);
   const Tensor workspace = torch::stable::new_empty(tokens, {static_cast<int64_t>(bytes)}, ScalarType::Byte);
   sort(workspace.data_ptr());
-  torch::stable::zero_(sorted.ranges);
-  cuda_ext::launch(mark_ranges, {dim3(blocks_for(count)), dim3(threads), 0, stream}, unsigned_of(sorted.numbers), count,
-                   ranges);
-  return sorted;
+  cuda_ext::launch(mark_ranges, {dim3(blocks_for(count)), dim3(threads), 0, stream}, sorted.numbers, count,
+                   sorted.ranges);
+  return order;
 }
 
-// of_table [V, E] is written whole, from the gradient of the result [M, E]; row `padding` is zero, -1 for none.
-void embedding_gradient(Tensor gradient, Tensor tokens, int64_t padding, Tensor of_table) {
-  check(of_table, tokens, gradient);
+// of_table [V, E] is written whole, from the gradient of the result [M, E] and the order of its tokens; row `padding` is
+// zero, -1 for none.
+void embedding_gradient(Tensor gradient, Tensor order, int64_t padding, Tensor of_table) {
+  check_rows(of_table, order, gradient);
+  STD_TORCH_CHECK(order.scalar_type() == ScalarType::Int && order.numel() == 2 * (gradient.size(0) + of_table.size(0)),
+                  "embedding_gradient: the order is of other tokens or of another table");
   if (of_table.numel() == 0) return;
   const torch::stable::accelerator::DeviceGuard guard(of_table.get_device_index());
   const cudaStream_t stream = cuda_ext::current_stream(of_table.get_device_index());
@@ -265,9 +284,8 @@ void embedding_gradient(Tensor gradient, Tensor tokens, int64_t padding, Tensor 
     return;
   }
   const int64_t rows = of_table.size(0), width = of_table.size(1);
-  const auto count = static_cast<int>(tokens.numel());
-  const Order sorted = sorted_by_number(tokens, rows, stream);
-  const auto* numbers = static_cast<const unsigned*>(sorted.numbers.data_ptr());
+  const auto count = static_cast<int>(gradient.size(0));
+  const Order sorted(order, rows);
   const int chunk = chunk_of(count);
   const int64_t chunks = (count + chunk - 1) / chunk;
   const Tensor partial = torch::stable::new_empty(of_table, {chunks * 2 * width}, ScalarType::Float);
@@ -277,11 +295,10 @@ void embedding_gradient(Tensor gradient, Tensor tokens, int64_t padding, Tensor 
     using To = decltype(to);
     with_lanes(width, aligned(gradient, of_table), [&](auto lanes) {
       constexpr int V = decltype(lanes)::value;
-      const Sorted<From> of{static_cast<const From*>(gradient.data_ptr()),
-                               static_cast<const int*>(sorted.places.data_ptr()),
-                               static_cast<const int2*>(sorted.ranges.data_ptr()), static_cast<int>(width), chunk};
+      const Sorted<From> of{static_cast<const From*>(gradient.data_ptr()), sorted.places, sorted.ranges,
+                            static_cast<int>(width), chunk};
       cuda_ext::launch(sum_chunks<From, V>, {dim3(blocks_for(chunks * width / V)), dim3(threads), 0, stream}, of,
-                       numbers, count, padding, partials);
+                       sorted.numbers, count, padding, partials);
       cuda_ext::launch(sum_rows<From, To, V>, {dim3(blocks_for(rows * width / V)), dim3(threads), 0, stream}, of,
                        static_cast<const float*>(partials), padding, static_cast<To*>(of_table.data_ptr()), rows);
     });
@@ -292,10 +309,12 @@ void embedding_gradient(Tensor gradient, Tensor tokens, int64_t padding, Tensor 
 
 STABLE_TORCH_LIBRARY_FRAGMENT(reread_kernels_compiled, m) {
   m.def("embedding(Tensor table, Tensor tokens, Tensor(a!) y) -> ()");
-  m.def("embedding_gradient(Tensor gradient, Tensor tokens, int padding, Tensor(a!) of_table) -> ()");
+  m.def("embedding_order(Tensor tokens, int rows) -> Tensor");
+  m.def("embedding_gradient(Tensor gradient, Tensor order, int padding, Tensor(a!) of_table) -> ()");
 }
 
 STABLE_TORCH_LIBRARY_IMPL(reread_kernels_compiled, CUDA, m) {
   m.impl("embedding", TORCH_BOX(&embedding));
+  m.impl("embedding_order", TORCH_BOX(&embedding_order));
   m.impl("embedding_gradient", TORCH_BOX(&embedding_gradient));
 }

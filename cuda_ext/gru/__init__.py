@@ -25,6 +25,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from cuda_ext.branch import branch
 from cuda_ext.library import kernel
 from cuda_ext.operation import define, in_autocast, parameters_in_autocast
 
@@ -310,12 +311,14 @@ def _run_backward(
     gradients = torch.empty_like(kept[:, :, 1:], memory_format=torch.contiguous_format)
     of_initial = x.new_empty(kept.shape[1], len(plan) - 1, units) if wants_initial else None
     kernels.gru_backward(kept, plan, recurrent, of_states, of_final, units, rectified, gradients, of_initial)
-    of_x = torch.empty_like(x) if wants_x else x.new_empty(0)
-    if wants_x:
-        kernels.gru_project_back(gradients, plan, source, weights, of_x)
-        of_x = of_x[..., :inputs].contiguous()
+    with branch(x.device) as aside:
+        of_parameters = aside(lambda: kernels.gru_correlate(x, plan, source, gradients, kept, given[0]))
+        of_x = torch.empty_like(x) if wants_x else x.new_empty(0)
+        if wants_x:
+            kernels.gru_project_back(gradients, plan, source, weights, of_x)
+            of_x = of_x[..., :inputs].contiguous()
     of_initial = x.new_empty(0) if of_initial is None else of_initial
-    return [of_x, of_initial, *kernels.gru_correlate(x, plan, source, gradients, kept, given[0])]
+    return [of_x, of_initial, *of_parameters]
 
 
 def _to_four(x: Tensor) -> Tensor:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
+from cuda_ext.branch import branch, branch_of_forward
 from cuda_ext.gradient_norm import gradient_norm
 from cuda_ext.graphs import Graphs
 from models.layers.embedding import word_embedding
@@ -100,8 +101,7 @@ class Step:
     def _gradients(self, inputs: tuple[Tensor, ...], target: Tensor) -> Outcome:
         """Return the outcome and compute all gradients: not yet summed or clipped if finished later."""
         backward = self._backward if self.words is None else self._adversarial
-        found, loss = backward(inputs, target)
-        right = self.objective.correct(found, target).double().mean()
+        right, loss = backward(inputs, target)
         norm = torch.zeros_like(loss) if self.finishes_apart else self._clipped()
         return Outcome(loss.detach(), right, norm)
 
@@ -121,12 +121,23 @@ class Step:
         return norm
 
     def _backward(self, inputs: tuple[Tensor, ...], target: Tensor) -> tuple[Tensor, Tensor]:
-        """Return scores and loss; add the loss's gradient to the existing gradients."""
-        with torch.autocast(self.device.type, self.half, enabled=self.half is not None, cache_enabled=not self.graphed):
-            outputs = self.network(*inputs)
-        outputs = tuple(map(Tensor.float, outputs)) if isinstance(outputs, tuple) else outputs.float()
-        loss = self.objective.loss(self.network, outputs, target, inputs)
-        self.scaler.scale(loss).backward()
+        """Return the share of right answers and the loss; add the loss's gradient to the existing gradients."""
+        found, loss = self._forward(inputs, target)
+        with branch(self.device) as aside:
+            right = aside(lambda: self.objective.correct(found, target).double().mean())
+            self.scaler.scale(loss).backward()
+        return right, loss
+
+    def _forward(self, inputs: tuple[Tensor, ...], target: Tensor) -> tuple[Tensor, Tensor]:
+        """Return scores and loss."""
+        autocast = torch.autocast(
+            self.device.type, self.half, enabled=self.half is not None, cache_enabled=not self.graphed
+        )
+        with branch_of_forward(self.device):
+            with autocast:
+                outputs = self.network(*inputs)
+            outputs = tuple(map(Tensor.float, outputs)) if isinstance(outputs, tuple) else outputs.float()
+            loss = self.objective.loss(self.network, outputs, target, inputs)
         return scores(outputs), loss
 
     def _adversarial(self, inputs: tuple[Tensor, ...], target: Tensor) -> tuple[Tensor, Tensor]:
@@ -139,5 +150,6 @@ class Step:
             outcome = self._backward((places.numbers, *inputs[1:]), target)
         perturbation = worst(vectors.grad, tokens, word_counts, self.settings.adversarial_epsilon)  # type: ignore[arg-type]
         with places.read_as(places.vectors() + perturbation):
-            self._backward((places.numbers, *inputs[1:]), target)
+            _, loss = self._forward((places.numbers, *inputs[1:]), target)
+            self.scaler.scale(loss).backward()
         return outcome
