@@ -239,3 +239,26 @@ def test_without_gradients_nothing_is_kept():
     assert len(torch.ops.reread_kernels.dense_block(*arguments, True, False)) == 1 + 2 + 4
     with pytest.raises(RuntimeError, match="only if gradients were enabled"):
         torch.ops.reread_kernels.dense_block(*arguments, False, False)[0].sum().backward()
+
+
+def test_bfloat16_rounds_a_block_of_sixteen_layers_as_it_rounds_the_layers():
+    """Of the gradients of all parameters the largest difference from float64, relative in norm."""
+
+    def gradients(function, dtype):
+        halves = parameters(16, torch.float32 if dtype == torch.bfloat16 else dtype)
+        leaves = [tensor.requires_grad_() for tensor in flat(halves)]
+        with torch.autocast("cpu", dtype, enabled=dtype == torch.bfloat16):
+            y = function(images(dtype, batch=32), halves, training=True)
+        return torch.autograd.grad(y.double().square().sum(), leaves)
+
+    exact = gradients(one_by_one, torch.float64)
+
+    def error(function):
+        return max(
+            float((found.double() - wanted).norm() / wanted.norm())
+            for found, wanted in zip(gradients(function, torch.bfloat16), exact, strict=True)
+        )
+
+    block, layers = error(lambda *given, **options: dense_block(*given, **options)[0]), error(one_by_one)
+    assert layers > 0.03
+    assert block <= 1.2 * layers
