@@ -1,13 +1,15 @@
 """What tests share: a copy of the project that a test may run, edit and break, and the means to run a command in it."""
 
 import compileall
+import contextlib
 import gc
 import importlib.metadata
 import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -173,6 +175,10 @@ class Project:
         )
         return done
 
+    def using(self, variables: Mapping[str, str]) -> "Project":
+        """The same copy, whose commands get ``variables`` too."""
+        return replace(self, environment={**self.environment, **variables})
+
     def processes(self) -> dict[int, list[str]]:
         """The command lines of the processes whose current folder is this copy, by process id (Linux)."""
         commands = {}
@@ -322,6 +328,38 @@ def copy_of_finished(finished: Project, empty_databases: Path, tmp_path: Path) -
     for origin in directory.glob("runs/*/origin.json"):
         origin.unlink()
     return replace(finished, directory=directory)
+
+
+@pytest.fixture(scope="session")
+def prefect_api(tmp_path_factory: pytest.TempPathFactory, empty_databases: Path) -> Iterator[dict[str, str]]:
+    """The variables of a client of a Prefect server that runs to the end of the session.
+
+    A command that starts a server of its own spends six seconds of the CPU on it: a test of many commands, and not of
+    servers, names this one to them.
+    """
+    from tests.servers import call, free_port
+
+    home = tmp_path_factory.mktemp("prefect")
+    shutil.copytree(empty_databases, home, dirs_exist_ok=True)
+    port, auth = free_port(), "tests:password"
+    client = {"PREFECT_API_URL": f"http://127.0.0.1:{port}/api", "PREFECT_API_AUTH_STRING": auth}
+    variables = {"PREFECT_SERVER_API_AUTH_STRING": auth, "PREFECT_HOME": str(home / ".prefect"), "PYTHONPATH": str(ROOT)}
+    with open(home / "log", "w") as log:
+        server = subprocess.Popen(
+            [sys.executable, "-m", "reread.commands.prefect_server", "--port", str(port)],
+            cwd=home, env={**clean_environment(), **client, **variables}, stdout=log, stderr=log,
+        )  # fmt: skip
+    try:
+        while True:
+            with contextlib.suppress(OSError):
+                call(f"{client['PREFECT_API_URL']}/health")
+                break
+            assert server.poll() is None, (home / "log").read_text()
+            time.sleep(0.1)
+        yield client
+    finally:
+        server.terminate()
+        server.wait(60)
 
 
 @pytest.fixture

@@ -43,8 +43,8 @@ def write_notes(path, rows=72):
             table.writerow([" ".join(generator.permutation(words)), topic, split])
 
 
-def test_cross_validation_from_a_table_to_verdicts(project):
-    root = project.directory
+def test_cross_validation_from_a_table_to_verdicts(project, prefect_api):
+    project, root = project.using(prefect_api), project.directory
     write_notes(root / "notes.csv")
     project.run("python", "-m", "reread", "data", "add", "notes.csv")
     (root / "experiments/notes.yaml").write_text(yaml.safe_dump(EXPERIMENT))

@@ -18,9 +18,9 @@ def alter(metrics: Path) -> None:
     metrics.with_name("digests.json").unlink()
 
 
-def test_each_hint_leads_on(copy_of_finished):
+def test_each_hint_leads_on(copy_of_finished, prefect_api):
     """All damage at once: each line is followed, until the command ends well."""
-    root = copy_of_finished.directory
+    project, root = copy_of_finished.using(prefect_api), copy_of_finished.directory
     runs = {json.loads(path.read_text())["variant"]: path.parent for path in root.glob("runs/*/job.json")}
     prepared = {json.loads(path.read_text())["name"]: path for path in root.glob("prepared/*/prepared.json")}
     evaluations = {variant: next(run.glob("evaluation/*/metrics.json")).parent for variant, run in runs.items()}
@@ -40,13 +40,13 @@ def test_each_hint_leads_on(copy_of_finished):
         damage(path)
     mended = set()
     for _ in damaged:
-        said = copy_of_finished.run("python", "-m", "reread", "run", "--experiment", "tiny", code=2).stderr
+        said = project.run("python", "-m", "reread", "run", "--experiment", "tiny", code=2).stderr
         (line,) = (line for line in said.splitlines() if line.startswith("error: "))
         if line.endswith(": restore it from git"):
-            copy_of_finished.git("checkout", re.match(r"error: (\S+)", line)[1])
+            project.git("checkout", re.match(r"error: (\S+)", line)[1])
             mended.add(manifest)
         else:
             mended.add(root / re.search(r"remove (\S+) and (?:run again|evaluate the run again)", line)[1])
             shutil.rmtree(root / re.search(r"remove (\S+)", line)[1])
-    copy_of_finished.run("python", "-m", "reread", "run", "--experiment", "tiny")
+    project.run("python", "-m", "reread", "run", "--experiment", "tiny")
     assert mended == set(damaged) and verdicts.read_text() == before

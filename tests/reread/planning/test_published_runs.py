@@ -18,11 +18,11 @@ ELSEWHERE = {"REREAD_MACHINE": "machine.json"}
 
 
 @pytest.fixture(scope="module")
-def publisher(template, tmp_path_factory):
+def publisher(template, prefect_api, tmp_path_factory):
     """A project with the results of two networks that another machine has trained on two seeds, and nothing else."""
     root = tmp_path_factory.mktemp("publisher") / "project"
     shutil.copytree(template, root, symlinks=True)
-    project = Project(root, clean_environment())
+    project = Project(root, clean_environment()).using(prefect_api)
     tiny = yaml.safe_load((root / "experiments/tiny.yaml").read_text())
     variants = {name: tiny["variants"][name] for name in ("han", "gru-flat")}
     comparisons = [{**tiny["comparisons"][0], "name": name, "control": name} for name in ("gru-flat", "nb-svm")]
