@@ -15,23 +15,99 @@ import gc
 import json
 import statistics
 import tempfile
+import time
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
+import numpy as np
 import torch
 
-from benchmarks.end_to_end import IMAGES, drawn_images, timed_run
+from benchmarks.speed_record import synchronised
 from reread.planning.plan import Variant
 from reread.planning.resolve import make_plan
 from reread.storage.errors import InputError, command, refuse_unknown
 from reread.storage.files import write_json
 from reread.storage.prepared import Prepared
+from reread.training import loop
+from reread.training.checkpoint import Checkpoint
 from reread.training.device import configure, environment
+from reread.training.progress import Progress
 from reread.training.settings import Settings, TrainingJob
 
 # Subject: experiment and variant.
 SUBJECTS = {"fastnet": ("fastnet", "fastnet-gelu"), "densenet": ("densenet-fast", "densenet-100")}
 ROUNDS, EPOCHS, WARM_EPOCHS = 3, 8, 3
+# Of training and validation, as of CIFAR-10 here.
+IMAGES = (45_000, 5_000)
+
+
+def drawn_images(rows: tuple[int, int] = IMAGES) -> Prepared:
+    """Images of 32 x 32 pixels in three colours; rows: of training and of validation."""
+    random = np.random.default_rng(0)
+    arrays = {
+        "images": random.integers(0, 256, (sum(rows), 32, 32, 3), np.uint8),
+        "labels": random.integers(0, 10, sum(rows), np.int32),
+    }
+    about = {
+        "name": "drawn",
+        "kind": "image",
+        "task": "single-label",
+        "classes": [str(label) for label in range(10)],
+        "splits": {"train": [0, rows[0]], "validation": [rows[0], sum(rows)], "test": [sum(rows), sum(rows)]},
+        "arrays": {name: {"shape": list(array.shape)} for name, array in arrays.items()},
+        "mean": [0.5] * 3,
+        "deviation": [0.25] * 3,
+    }
+    return Prepared(Path("drawn"), about, arrays)
+
+
+class Clock(Progress):
+    """Notes the seconds of the training and validation of each epoch, and of its checkpoint."""
+
+    def __init__(self, job: TrainingJob, device: torch.device) -> None:
+        super().__init__(job, events=None)
+        self.live = False
+        self.device = device
+        self.spans: dict[str, list[float]] = {"training": [], "checkpoint": []}
+
+    def started(self, epoch: int, device: str) -> None:
+        super().started(epoch, device)
+        self.last = synchronised(self.device)
+
+    def note(self, span: str) -> None:
+        now = synchronised(self.device)
+        self.spans[span].append(now - self.last)
+        self.last = now
+
+    def epoch(self, row: dict[str, float], steps: int) -> None:
+        """The figures are all that is printed."""
+
+
+def timed_run(
+    job: TrainingJob, prepared: Prepared, device: torch.device, saves: bool
+) -> tuple[dict[str, list[float]], list[float]]:
+    """Train a job; return the spans of ``Clock`` by epoch and the seconds of each writing of a checkpoint.
+
+    saves: whether there are checkpoints.
+    """
+    clock, save, write = Clock(job, device), Checkpoint.save, Checkpoint._write
+    writing: list[float] = []
+
+    def saved(checkpoint: Checkpoint, *arguments: Any) -> None:
+        clock.note("training")
+        if saves:
+            save(checkpoint, *arguments)
+        clock.note("checkpoint")
+
+    def written(*arguments: Any) -> None:
+        start = time.perf_counter()
+        write(*arguments)
+        writing.append(time.perf_counter() - start)
+
+    with mock.patch.multiple(Checkpoint, save=saved, _write=written):
+        loop.train(job, prepared, device, clock)
+    return clock.spans, writing
 
 
 def main() -> None:
@@ -87,7 +163,7 @@ def measure(
                 job = TrainingJob(
                     "benchmark", subject.model, subject.model, 0, subject.network, settings, Path(), Path(directory)
                 )
-                spans, writing = timed_run(job, prepared, device, saves=way == "with")[1:]
+                spans, writing = timed_run(job, prepared, device, saves=way == "with")
                 if device.type == "cuda":
                     # The graphs of a run hold its memory until they are collected.
                     gc.collect()

@@ -17,12 +17,12 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.verdicts import ALPHA, COMPARISON, NARROW
 from reread.preprocessing.folds import Fold, assign, folds_of
 from reread.storage.errors import InputError, command
 from reread.storage.files import write_json
 from reread.verdicts.resampling import item_spread_of, mean_of
-from reread.verdicts.rule import NETWORKS, Comparison, Evidence, Measured, Side
-from reread.verdicts.simulation import ALPHA, NARROW
+from reread.verdicts.rule import NETWORKS, Evidence, Measured, Side
 
 # Rows, folds, seeds, features of each half, and whether training rows are drawn by bootstrap.
 DESIGNS = (
@@ -30,7 +30,6 @@ DESIGNS = (
     (60, 10, 6, 5, False), (150, 5, 6, 20, True), (150, 5, 10, 20, True), (150, 10, 6, 20, True), (400, 5, 6, 20, True),
 )  # fmt: skip
 RIDGE, SHIFT, RESAMPLES = 1.0, 0.6, 500
-COMPARISON = Comparison("simulated", "", "", "treatment", "control", "accuracy")
 
 
 def least_squares(features: np.ndarray, classes: np.ndarray) -> np.ndarray:

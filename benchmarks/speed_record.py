@@ -2,7 +2,6 @@
 
 python -m benchmarks.speed_record 94 --prepared prepared/KEY            30 seeds
 python -m benchmarks.speed_record 96 --prepared prepared/KEY            8 seeds
-python -m benchmarks.speed_record densenet --prepared prepared/KEY      DenseNet-BC-100-12 in three minutes, 6 seeds
 python -m benchmarks.speed_record 94 --prepared prepared/KEY --training '{"learning_rate": 0.02}'    another recipe
 python -m benchmarks.speed_record 94 --prepared prepared/KEY --network '{"activation": {"name": "swish_beta"}}'
 
@@ -21,6 +20,7 @@ where `reread ledger --add` brings it home.
 import argparse
 import json
 import statistics
+import time
 from collections import deque
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -32,7 +32,6 @@ import numpy as np
 import torch
 
 import models
-from benchmarks.end_to_end import synchronised
 from cuda_ext import bench
 from models.layers import kernels, parameter_count
 from models.layers.beginning import begin
@@ -116,32 +115,14 @@ RECIPES = {
         },
         seeds=8,
     ),
-    # DenseNet-BC-100-12 has 4.51 % error in its paper. The first 50 epochs read images of fewer pixels: 86 take as
-    # long as 68 of whole images.
-    "densenet": Recipe(
-        "densenet",
-        {"depth": 100, "growth_rate": 12},
-        {
-            "optimizer": {"name": "sgd", "momentum": 0.9, "nesterov": True, "weight_decay": 0.0005},
-            "learning_rate": 0.4,
-            "schedule": {"name": "one_cycle", "rise": 0.2},
-            "objective": {"name": "classification", "label_smoothing": 0.1},
-            "augmentation": [
-                FLIPS,
-                {"name": "shift"},
-                {"name": "shrink", "pixels": [24, 28], "epochs": [30, 20]},
-            ],
-            "batch_size": 500,
-            "max_epochs": 86,
-            "patience": 86,
-            "max_grad_norm": 0,
-            "ema_decay": 0.999,
-            "amp_validation": True,
-            "deterministic": False,
-        },
-        seeds=6,
-    ),
 }
+
+
+def synchronised(device: torch.device) -> float:
+    """The time, when the device has done all its work."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.perf_counter()
 
 
 @dataclass(frozen=True)

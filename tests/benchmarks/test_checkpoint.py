@@ -4,7 +4,7 @@ import dataclasses
 
 import torch
 
-from benchmarks import checkpoint, end_to_end
+from benchmarks import checkpoint
 from reread.planning.resolve import make_plan
 from reread.storage.source import ROOT
 
@@ -13,7 +13,7 @@ def test_a_checkpoint_is_timed_as_a_share_of_an_epoch(tmp_path):
     subject = make_plan("densenet-fast", root=ROOT).variants["densenet-100"]
     small = dataclasses.replace(subject, network={**subject.network, "depth": 10, "growth_rate": 4})
     try:
-        result = checkpoint.measure(small, end_to_end.drawn_images((40, 10)), torch.device("cpu"), 3, 1, 1, tmp_path)
+        result = checkpoint.measure(small, checkpoint.drawn_images((40, 10)), torch.device("cpu"), 3, 1, 1, tmp_path)
     finally:
         torch.use_deterministic_algorithms(False)
     seconds = result["seconds"]

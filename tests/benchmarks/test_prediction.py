@@ -1,8 +1,7 @@
-"""The benchmark of prediction: every span, batch and way is timed, and what cannot be is refused."""
+"""The benchmark of prediction: every batch and way is timed, and what cannot be is refused."""
 
 import json
 
-import numpy as np
 import pytest
 
 from benchmarks import prediction
@@ -35,13 +34,11 @@ def prepared(tmp_path, monkeypatch):
 def test_texts_belong_to_the_rows_of_the_arrays(prepared):
     subject = prediction.open_subject(None, str(prepared), {"embedding_dim": 4, "hidden_size": 2})
     assert subject.texts == [f"Row {row} is read. It ends." for row in (2, 6, 10, 14, 18)]
-    assert set(subject.spans()) == {"network", "answer"}
-    for do in subject.spans().values():
-        do(subject.rows - subject.rows[0], 2)
+    subject.answer(subject.rows - subject.rows[0], 2)
 
 
-def test_each_span_and_batch_is_timed_in_processes_of_its_own(prepared, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(prediction, "ON_CPU", {1: 2, 4: 8})
+def test_each_batch_is_timed_in_processes_of_its_own(prepared, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(prediction, "BATCHES", {1: 2, 4: 8})
     monkeypatch.setattr(prediction, "WAYS", {"1 process": (1, 1)})
     small = ["--prepared", str(prepared), "--embedding", "4", "--hidden", "2", "--rounds", "2"]
     monkeypatch.setattr("sys.argv", ["benchmarks.prediction", *small, "--json", str(tmp_path / "figures.json")])
@@ -50,20 +47,11 @@ def test_each_span_and_batch_is_timed_in_processes_of_its_own(prepared, tmp_path
     printed = capsys.readouterr().out
     measured = json.loads((tmp_path / "figures.json").read_text())
     assert json.loads(printed.splitlines()[-1]) == measured
-    on_cpu = [result for result in measured["results"] if result["way"] != "GPU"]
-    assert [(result["span"], result["batch"]) for result in on_cpu] == [
-        ("network", 1), ("network", 4), ("answer", 1), ("answer", 4),
-    ]  # fmt: skip
-    for result in on_cpu:
+    assert [(result["span"], result["batch"]) for result in measured["results"]] == [("answer", 1), ("answer", 4)]
+    for result in measured["results"]:
         for speed in (result["documents_a_second"], result["documents_a_core_second"]):
             assert 0 < speed["lowest"] <= speed["median"] <= speed["highest"] and result["n"] == 2
-    assert "best on the CPU, answer, batch 4: 1 process, " in printed
-
-
-def test_without_prepared_data_documents_are_drawn():
-    subject = prediction.open_subject(None, None, {"embedding_dim": 4, "hidden_size": 2})
-    assert set(subject.spans()) == {"network"}
-    subject.read(np.arange(3), 2)
+    assert "best, batch 4: 1 process, " in printed
 
 
 def test_images_are_refused(tmp_path):

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from benchmarks import speed_record
-from benchmarks.end_to_end import drawn_images
+from benchmarks.checkpoint import drawn_images
 from reread.storage.errors import InputError
 from reread.storage.ledger import LEDGER, add_reads, read_ledger
 

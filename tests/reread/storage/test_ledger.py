@@ -286,8 +286,7 @@ PLACES = {
     "tasks/estimate.py": "counts rows",
     "reread/evaluation/run.py": "an entry of a key",
     "reread/evaluation/class_activation.py": "the places of boxes, beside Prepared.rows",
-    "benchmarks/end_to_end.py": "drawn data",
-    "benchmarks/prediction.py": "drawn data",
+    "benchmarks/checkpoint.py": "drawn data",
 }
 # Files that open raw data, in which rows of all splits are.
 RAW = {

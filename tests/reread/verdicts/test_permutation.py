@@ -77,7 +77,7 @@ def test_shift_and_scale_change_nothing():
 
 @pytest.mark.parametrize(("deviations", "highest"), [((1, 1), 0.065), ((1, 3), 0.09)])
 def test_it_keeps_its_level_and_nearly_so_of_unequal_spreads(deviations, highest):
-    """With spreads of 1 to 3 it is liberal, which the rule's other analysis makes up for: see test_simulation.py."""
+    """With spreads of 1 to 3 it is liberal, which the rule's other analysis makes up for (benchmarks/verdicts.py)."""
     rng = np.random.default_rng(3)
     rejected = [
         min(Permutation(rng.normal(0, deviations[0], 6), rng.normal(0, deviations[1], 6)).one_sided_p()) < 0.025
