@@ -1,11 +1,12 @@
-"""Draw the charts of the kernels' pages from the evidence in cuda_ext/results/ and results/claims/.
+"""Draw the charts of the pages from the evidence in cuda_ext/results/ and results/.
 
-    python docs/pictures.py            # draw docs/kernels.png and docs/kernels/*.png
+    python docs/pictures.py            # draw docs/kernels.png, docs/kernels/*.png and docs/results/batch-size.png
     python docs/pictures.py --check    # change nothing; exit with code 1 where a chart is of other evidence
 
 kernels.png has the claims on time with their ratios. The chart of an operation has a line for each case of its table:
 the times of the kernel and of its best peer as multiples of the floor, the least time that the GPU's memory and
-arithmetic allow. Axes are logarithmic. A chart's file has the digest of what it shows.
+arithmetic allow. batch-size.png has the error by batch size for each method of the experiment lars-batches. Axes are
+logarithmic. A chart's file has the digest of what it shows.
 """
 
 import sys
@@ -21,7 +22,7 @@ from PIL import Image
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from docs.tables import reported, timing_claims  # noqa: E402
+from docs.tables import batch_scores, reported, timing_claims  # noqa: E402
 from reread.evaluation.pictures import BLUE, GREY, ORANGE, SKY, VERMILLION, picture  # noqa: E402
 from reread.storage.files import content_key  # noqa: E402
 
@@ -45,7 +46,8 @@ COLOURS = {
 def charts() -> dict[Path, tuple[Callable[[Any, Path], None], Any]]:
     """Return each chart's place, what draws it there, and what it shows."""
     drawings: dict[Path, tuple[Callable[[Any, Path], None], Any]] = {
-        ROOT / "docs/kernels.png": (draw_claims, timing_claims())
+        ROOT / "docs/kernels.png": (draw_claims, timing_claims()),
+        ROOT / "docs/results/batch-size.png": (draw_batches, batch_scores()),
     }
     for page in sorted((ROOT / "docs/kernels").glob("*.md")):
         try:
@@ -93,6 +95,26 @@ def draw_cases(report: dict[str, Any], path: Path) -> None:
         figure.legend(loc="outside upper right", ncols=2, fontsize=8)
         axes.set_title(f"{environment['gpu']}, torch {environment['torch']}, {report['date']}", fontsize=8)
         axes.set_xlabel("time over the floor; 1 is as fast as this GPU can be")
+
+
+def draw_batches(scores: dict[str, dict[int, dict[str, float]]], path: Path) -> None:
+    """Draw the error of each method by batch size, with its interval over seeds."""
+    with picture(path, 6.5, 4, {EVIDENCE: content_key(scores)}) as figure:
+        axes = figure.subplots()
+        for number, (method, by_batch) in enumerate(scores.items()):
+            colour = (BLUE, ORANGE, VERMILLION, SKY)[number]
+            # Intervals of several methods at one batch size are drawn side by side.
+            places = [place + 0.06 * (number - 1.5) for place in range(len(by_batch))]
+            mean, low, high = (
+                [100 * (1 - score[key]) for score in by_batch.values()] for key in ("mean", "high", "low")
+            )
+            axes.vlines(places, low, high, color=colour, linewidth=2)
+            axes.plot(places, mean, "o-", color=colour, markersize=4, label=method)
+            axes.set_xticks(range(len(by_batch)), [f"{batch:,}" for batch in by_batch])
+        axes.set(xlabel="batch size", ylabel="error, test split (%)", yscale="log")
+        axes.yaxis.set_major_formatter("{x:g}")
+        axes.yaxis.set_minor_formatter("{x:g}")
+        axes.legend(fontsize=8)
 
 
 def lines(axes: Axes, names: Sequence[str], rows: Sequence[dict[str, Any]]) -> list[tuple[int, dict[str, Any]]]:

@@ -59,6 +59,12 @@ def read_rows(name: str) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
+def ends(row: Mapping[str, str], *columns: str) -> dict[str, float]:
+    """Return the mean, low and high of a row of CSV, for ``interval``; columns: where they have other names."""
+    names = ("mean", "low", "high")
+    return {name: float(row[column]) for name, column in zip(names, columns or names, strict=True)}
+
+
 def signed(value: float, digits: int) -> str:
     return f"{value:+.{digits}f}".replace("-", "−")
 
@@ -169,9 +175,14 @@ def judged_experiments() -> list[tuple[str, list[dict[str, Any]]]]:
     return sorted((name, judged) for name, judged in experiments if judged)
 
 
+def newest(name: str) -> dict[str, Any]:
+    """Return the newest file of benchmarks/results/ with a name."""
+    return read_json(str(max((ROOT / "benchmarks/results").glob(f"*-{name}.json"))))
+
+
 def simulated() -> dict[str, Any]:
     """Return the newest figures of benchmarks.verdicts."""
-    return read_json(str(max((ROOT / "benchmarks/results").glob("*-verdicts.json"))))
+    return newest("verdicts")
 
 
 def simulation() -> str:
@@ -237,19 +248,10 @@ def second_looks() -> Table:
 
 def cross_validation() -> Table:
     """Return the simulated rate of wrong directions of cross-validation, with and without its correction."""
-    measured = read_json(str(max((ROOT / "benchmarks/results").glob("*-folds.json"))))
+    measured = newest("folds")
     columns = ("seeds_alone", "uncorrected", "of_a_fold", "corrected")
-    head = [
-        "rows",
-        "folds",
-        "seeds",
-        "features",
-        "a seed's chance",
-        "over seeds",
-        "not corrected",
-        "a fold's test / train",
-    ]
-    return [*head, "the rule"], [
+    head = ["rows", "folds", "seeds", "features", "a seed's chance", "over seeds", "not corrected"]
+    return [*head, "a fold's test / train", "the rule"], [
         [
             *(str(design[name]) for name in ("rows", "folds", "seeds", "features")),
             "folds and bootstrap" if design["bootstrap"] else "folds",
@@ -533,7 +535,7 @@ def of_class(row: dict[str, str]) -> str:
         return ""
     if not row["low"]:
         return f"{float(row['mean']):.2f}"
-    return interval({key: float(row[key]) for key in ("mean", "low", "high")}, 2, sign=False)
+    return interval(ends(row), 2, sign=False)
 
 
 def costs(experiment: str) -> Table:
@@ -623,13 +625,8 @@ def larger_experiments() -> Table:
         rows.append([*cells, f"{best['name']}: {best['test']['accuracy']:.4f}"])
     for name in ("94", "96"):
         record = read_json(f"benchmarks/results/2026-11-29-nvidia-h200-speed-{name}.json")
-        cells = [
-            "CIFAR-10, 10,000 test images",
-            f"fastnet {name}",
-            interval(record["accuracy"], 4, sign=False),
-            str(record["n"]),
-        ]
-        rows.append([*cells, f"trained in {record['seconds']['whole']:.1f} s"])
+        cells = ["CIFAR-10, 10,000 test images", f"fastnet {name}", interval(record["accuracy"], 4, sign=False)]
+        rows.append([*cells, str(record["n"]), f"trained in {record['seconds']['whole']:.1f} s"])
     metrics = read_json("results/lars-tuned/metrics.json")["variants"]
     lars, sgd = (metrics[name]["test"]["accuracy"] for name in ("lars", "sgd-warmup"))
     cells = [rows[-1][0], "fastnet, LARS, batch 16384", interval(lars, 4, sign=False)]
@@ -823,9 +820,7 @@ def quantiles() -> Table:
     rows: dict[float, list[str]] = defaultdict(list)
     for number, data in enumerate(QUANTILES):
         for row in read_rows(f"results/studies/quantiles/{data}/truncation.csv"):
-            accuracy = {key: float(row[f"test_{key}"]) for key in ("low", "high")} | {
-                "mean": float(row["test_accuracy"])
-            }
+            accuracy = ends(row, "test_accuracy", "test_low", "test_high")
             cells = rows[float(row["quantile"])]
             cells += [""] * (2 * number - len(cells))
             knee = " (knee)" if row["knee"] == "True" else ""
@@ -886,39 +881,35 @@ def tuning_variance() -> Table:
         for row in read_rows(f"{folder}/differences.csv"):
             differences[row["comparison"]].append(signed(float(row["difference"]), 4))
         for row in read_rows(f"{folder}/intervals.csv"):
-            own, wider = (
-                {key: float(row[column]) for key, column in zip(("mean", "low", "high"), columns, strict=True)}
-                for columns in (
-                    ("difference", "low", "high"),
-                    ("mean_of_tunings", "low_with_tuning", "high_with_tuning"),
-                )
-            )
-            cells = [
-                f"`{folder.name}`",
-                f"`{row['comparison']}`",
-                row["margin"],
-                ", ".join(differences[row["comparison"]]),
-            ]
-            cells += [
-                verdict(row["verdict"]),
-                interval(own, 4),
-                verdict(row["verdict_with_tuning"]),
-                interval(wider, 4),
-            ]
-            rows.append(cells)
+            own = ends(row, "difference", "low", "high")
+            wider = ends(row, "mean_of_tunings", "low_with_tuning", "high_with_tuning")
+            about = [f"`{folder.name}`", f"`{row['comparison']}`", row["margin"]]
+            before = [verdict(row["verdict"]), interval(own, 4)]
+            after = [verdict(row["verdict_with_tuning"]), interval(wider, 4)]
+            rows.append([*about, ", ".join(differences[row["comparison"]]), *before, *after])
     head = ["experiment", "comparison", "margin", "difference by each tuning", "verdict", "interval"]
     return [*head, "verdict with tuning", "interval with tuning"], rows
 
 
+def batch_scores() -> dict[str, dict[int, dict[str, float]]]:
+    """Return by method and batch size of lars-batches the test accuracy with its interval, and the learning rate."""
+    planned = read_json("results/lars-batches/plan.json")["variants"]
+    scores: dict[str, dict[int, dict[str, float]]] = defaultdict(dict)
+    for name, variant in sorted(read_json("results/lars-batches/metrics.json")["variants"].items()):
+        method, _, batch = name.rpartition("-")
+        rate = planned[name]["training"]["learning_rate"]
+        scores[method][int(batch)] = {**variant["test"]["accuracy"], "learning_rate": rate}
+    return {method: dict(sorted(by_batch.items())) for method, by_batch in scores.items()}
+
+
 def accuracy_by_batch() -> Table:
     """Return a row for each batch size, a column for each method, of lars-batches."""
-    by_batch: dict[int, dict[str, str]] = defaultdict(dict)
-    for row in read_rows("results/studies/batch_size/cifar10/accuracy.csv"):
-        span = interval({name: float(row[name]) for name in ("mean", "low", "high")}, 4, sign=False)
-        by_batch[int(row["batch"])][row["method"]] = f"{span}, rate {row['learning_rate']}"
-    methods = list(next(iter(by_batch.values())))
-    rows = [[str(batch), *(cells[method] for method in methods)] for batch, cells in sorted(by_batch.items())]
-    return ["batch", *(f"`{method}`" for method in methods)], rows
+    scores = batch_scores()
+    rows: dict[int, list[str]] = defaultdict(list)
+    for by_batch in scores.values():
+        for batch, score in by_batch.items():
+            rows[batch].append(f"{interval(score, 4, sign=False)}, rate {score['learning_rate']:g}")
+    return ["batch", *(f"`{method}`" for method in scores)], [[str(batch), *cells] for batch, cells in rows.items()]
 
 
 def deletion() -> Table:
@@ -964,15 +955,9 @@ def kernel(name: str) -> Table:
     rows = []
     for case in reported(name)["results"]:
         ratio = f"{case['times_best_peer']:.2f}"
-        rows.append(
-            [
-                ", ".join([*case["kernel"].split()[1:], case["shape"]]),
-                case["dtype"],
-                f"{case['median_ms']:.4f}",
-                f"{case['share_of_floor']:.0%}",
-            ]
-            + [case["best_peer"], ratio, f"{case['relative_error']:.0e}"]
-        )
+        cells = [", ".join([*case["kernel"].split()[1:], case["shape"]]), case["dtype"], f"{case['median_ms']:.4f}"]
+        cells += [f"{case['share_of_floor']:.0%}", case["best_peer"], ratio, f"{case['relative_error']:.0e}"]
+        rows.append(cells)
     return ["case", "dtype", "ms", "share of the floor", "best peer", "times as fast", "error"], rows
 
 
@@ -1027,8 +1012,7 @@ KERNELS_SHOWN = 12
 
 def profile(name: str) -> Table:
     """Return the longest kernels of a step, of the newest profile of benchmarks/results/ with that name."""
-    newest = max((ROOT / "benchmarks/results").glob(f"*-profile-{name}.json"))
-    measured = json.loads(newest.read_text(encoding="utf-8"))
+    measured = newest(f"profile-{name}")
     by_kernel: dict[tuple[str, str], list[float]] = defaultdict(lambda: [0, 0])
     for row in measured["kernels"]:
         for column, key in enumerate(("calls", "microseconds")):
