@@ -182,7 +182,7 @@ def open_items(folder: Path) -> Items | None:
     return None
 
 
-def recompute(folder: Path, comparison: Mapping[str, Any], resamples: int = RESAMPLES) -> Recomputed | None:
+def recompute(folder: Path, comparison: Mapping[str, Any]) -> Recomputed | None:
     """Return what the items in results/NAME give for one of the comparisons in its plan.json.
 
     comparison: treatment, control, metric and, of a published figure, ``reference``. None where the items are not
@@ -232,5 +232,5 @@ def recompute(folder: Path, comparison: Mapping[str, Any], resamples: int = RESA
     treatment, control = map(side, names)
     if treatment is None or control is None:
         return None
-    spread = item_spread(measure, treatment[1], control[1], data.labels, resamples, data.groups)
+    spread = item_spread(measure, treatment[1], control[1], data.labels, groups=data.groups)
     return Recomputed(treatment[0], control[0], spread)

@@ -54,7 +54,7 @@ def interval(value: Mapping[str, Any] | None, digits: int = 4, sign: bool = Fals
     return f"[{show(value['low'], digits)}, {show(value['high'], digits)}]"
 
 
-def half_width(value: Mapping[str, Any], digits: int = 4) -> str:
+def half_width(value: Mapping[str, Any]) -> str:
     """``± 0.0123``, both ends of an interval that ends at a bound, or nothing where there is no interval.
 
     Values that are all equal say nothing of their spread.
@@ -65,8 +65,8 @@ def half_width(value: Mapping[str, Any], digits: int = 4) -> str:
         return NO_SPREAD
     below, above = value["mean"] - value["low"], value["high"] - value["mean"]
     if abs(above - below) > 1e-8:  # beyond the rounding of metrics.json
-        return f"[{value['low']:.{digits}f}, {value['high']:.{digits}f}]"
-    return f"± {(above + below) / 2:.{digits}f}"
+        return f"[{value['low']:.4f}, {value['high']:.4f}]"
+    return f"± {(above + below) / 2:.4f}"
 
 
 def p_value(value: float | None) -> str:

@@ -23,7 +23,7 @@ from reread.evaluation.items import item_spread
 from reread.evaluation.page import VEGA, WORDS, render
 from reread.evaluation.records import RunRecord, write_evidence
 from reread.evaluation.repeated_baseline import seeds_of
-from reread.evaluation.summary import champion_of, so_far, summarise
+from reread.evaluation.summary import champion_of, summarise
 from reread.evaluation.trials import at_an_end
 from reread.goals import bounds, goal, higher_is_better, metric_title, metric_value, metric_words
 from reread.storage.digests import digested_directory
@@ -104,7 +104,7 @@ def evaluate_experiment(
     judged = rounded([verdict.as_dict() for verdict in verdicts])
     warnings = warnings_of(metrics, cautions)
     times = latencies(records)
-    if missing := so_far(experiment, records):
+    if missing := metrics.get("so_far"):
         experiment["title"] = f"{experiment['title'] or experiment['name']} (so far: {in_words(missing)})"
     # Only the chosen trials of a grid are drawn; the tables have all.
     drawn = {choice["chosen"] for choice in metrics.get("tuned", {}).values()} or set(metrics["variants"])
@@ -145,7 +145,7 @@ def evaluate_experiment(
 
 
 def in_words(missing: Mapping[str, str]) -> str:
-    """Return ``summary.so_far`` in words: "5 of 6 seeds", or of each variant where they differ."""
+    """Return ``so_far`` of metrics.json in words: "5 of 6 seeds", or of each variant where they differ."""
     if len(set(missing.values())) == 1:
         return next(iter(missing.values()))
     return ", ".join(f"{name} {seeds}" for name, seeds in missing.items())
@@ -243,30 +243,22 @@ def judge_experiment(
     ]
     if not comparisons:
         return []
-    measured = [measure(comparison, records, baselines, split) for comparison in comparisons]
-    if split == "test" and reads:
-        data = {record.variant: record.data for record in records}
-        planned = {**experiment, "key": plan}
-        measured = [
-            result
-            and replace(result, reads=earlier_reads(reads, planned, data_of(comparison, data), comparison.networks))
-            for comparison, result in zip(comparisons, measured, strict=True)
-        ]
-    if cautions is not None:
-        lines = [
-            [line for name in comparison.networks for line in cautions.get(name, ())] for comparison in comparisons
-        ]
-        measured = [
-            result
-            and (
-                replace(result, flags=[*result.flags, *of_it])
-                if experiment.get("withhold_untuned")
-                else replace(result, cautions=of_it)
-            )
-            for result, of_it in zip(measured, lines, strict=True)
-        ]
-    look = which_look(experiment)
-    return judge(comparisons, measured, experiment["equivalence_margin"], experiment["alpha"], look)
+    data = {record.variant: record.data for record in records}
+    planned = {**experiment, "key": plan}
+    measured = []
+    for comparison in comparisons:
+        result = measure(comparison, records, baselines, split)
+        if result is not None:
+            lines = [line for name in comparison.networks for line in (cautions or {}).get(name, ())]
+            if experiment.get("withhold_untuned"):
+                result = replace(result, flags=[*result.flags, *lines])
+            else:
+                result = replace(result, cautions=lines)
+            if split == "test" and reads:
+                earlier = earlier_reads(reads, planned, data[comparison.networks[0]], comparison.networks)
+                result = replace(result, reads=earlier)
+        measured.append(result)
+    return judge(comparisons, measured, experiment["equivalence_margin"], experiment["alpha"], which_look(experiment))
 
 
 def cautions_of(
@@ -284,11 +276,6 @@ def cautions_of(
             lines.insert(0, f"was still learning when it ended ({learning} of {seeds} seeds): raise max_epochs")
         cautions[name] = [f"{name} {line}." for line in lines]
     return cautions
-
-
-def data_of(comparison: Comparison, data: Mapping[str, str]) -> str:
-    """Return the data set of a comparison, from the data set of each variant."""
-    return data[comparison.networks[0]]
 
 
 def measure(

@@ -7,8 +7,7 @@ float64. What the networks of every lag recall stands beside them, as the experi
 Writes results.json, recall.csv, gradients.csv and figure.png.
 """
 
-import dataclasses
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -103,7 +102,7 @@ def gates_after_training(lag: int, networks: list[SymbolRecall], prepared: Prepa
     gates = [network.recurrence.gates(network.features[codes]) for network in networks]
     return {
         span: {
-            gate: study_io.interval(mean_interval([float(getattr(seed, gate)[:, steps].mean()) for seed in gates]))
+            gate: asdict(mean_interval([float(getattr(seed, gate)[:, steps].mean()) for seed in gates]))
             for gate in ("reset", "update")
         }
         for span, steps in spans.items()
@@ -129,7 +128,7 @@ def study(settings: Settings, source: EvaluatedExperiment, device: torch.device)
         networks: list[Any] = [models.load(job.run_directory, prepared.description).double() for job in jobs]
         gates[cell] = gates_after_training(settings.lag, networks, prepared)
         gradients.append(gradients_after_training(cell, settings.lag, networks, prepared))
-    results = {"settings": dataclasses.asdict(settings), "gates_after_training": gates}
+    results = {"settings": asdict(settings), "gates_after_training": gates}
     tables = {"recall": recall(source, parts), "gradients": pd.concat(gradients, ignore_index=True)}
     return study_io.Findings(results, tables)
 

@@ -11,13 +11,14 @@ gone. A document is never empty: of k words or fewer all but the one of the leas
 sentences. Documents are drawn from the validation split, so that the test split is not read; nothing is chosen on them.
 
 Named before any network was read: the claim is about words at k = 10. It is judged by the rule of
-reread/evaluation/verdicts.py, with documents as items and a margin of 0.02 of probability. Nothing else is judged.
+reread/verdicts/rule.py, with documents as items and a margin of 0.02 of probability. Nothing else is judged.
 
 Writes results.json, deletion.csv and figure.png.
+
+Shape legend: M words of all documents.
 """
 
-import dataclasses
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -37,8 +38,8 @@ from reread.storage.arrays import BoolArray, Float64Array, Int64Array
 from reread.storage.errors import InputError
 from reread.storage.prepared import Prepared
 from reread.storage.settings import Range
-from reread.studies import study_io, word_scores
-from reread.studies.load_runs import TrainedNetworks, draw_rows
+from reread.studies import study_io
+from reread.studies.load_runs import TrainedNetworks, batches, draw_rows
 from reread.verdicts.rule import PAIRS, Comparison
 from reread.verdicts.statistics import mean_interval, paired_interval
 
@@ -70,6 +71,47 @@ class Settings:
 
 
 DEBUG = Settings(documents=12, words=(1, 2), sentences=(1,), primary_words=2, draws=2)
+
+
+@torch.no_grad()
+def attention(network: "models.Network", prepared: Prepared) -> tuple[Float64Array, Float64Array]:
+    """Return a network's attention to every word, its weight times that of its sentence, float64 [M], and to every
+    sentence, float64 [sentences of all documents]."""
+    device = next(network.parameters()).device
+    words = np.empty(len(prepared.arrays["tokens"]))
+    word_counts = np.asarray(prepared.arrays["word_counts"])
+    sentences = np.empty(word_counts.shape)
+    for rows, places in batches(prepared):
+        given = collation.inputs(prepared, rows, device)
+        _, of_words, of_sentences = (part.double().cpu().numpy() for part in network.attend(*given))
+        real = np.arange(of_words.shape[2]) < word_counts[rows, : of_words.shape[1], None]
+        words[places] = (of_words * of_sentences[..., None])[real]
+        sentences[rows, : of_sentences.shape[1]] = of_sentences
+    return words, sentences[word_counts > 0]
+
+
+def gradient_times_input(network: "models.Network", prepared: Prepared) -> Float64Array:
+    """Return what every word adds to its document's highest logit, to first order, float64 [M].
+
+    It is the word vector times the gradient with respect to it (Shrikumar et al. 2016, arXiv 1605.01713).
+    """
+    device = next(network.parameters()).device
+    of_words, vectors = np.empty(len(prepared.arrays["tokens"])), []
+    word_counts = np.asarray(prepared.arrays["word_counts"])
+    hook = network.embedding.register_forward_hook(lambda module, given, out: vectors.append(out))
+    try:
+        for rows, places in batches(prepared):
+            vectors.clear()
+            logits = network(*collation.inputs(prepared, rows, device, ragged=True))
+            (gradient,) = torch.autograd.grad(logits.amax(dim=1).sum(), vectors)
+            scores = (gradient * vectors[0]).sum(dim=-1).detach().double().cpu().numpy()
+            if scores.ndim == 2:
+                # The network has laid its words out in rows, one per sentence.
+                scores = scores[np.arange(scores.shape[1]) < word_counts[rows].reshape(-1, 1)]
+            of_words[places] = scores[: len(places)]
+    finally:
+        hook.remove()
+    return of_words
 
 
 def highest(scores: Float64Array, sizes: Int64Array, k: int) -> BoolArray:
@@ -152,11 +194,11 @@ Removals = dict[tuple[str, str, int], Removal]
 def measured(settings: Settings, network: "models.Network", prepared: Prepared) -> Removals:
     """Measure one network; random removals are the same for every network."""
     reader = Reader(network, prepared)
-    words, sentences = word_scores.attention(network, prepared)
+    words, sentences = attention(network, prepared)
     generator = np.random.default_rng(1)
     of_words = {
         ATTENDED: [words],
-        GRADIENT: [word_scores.gradient_times_input(network, prepared)],
+        GRADIENT: [gradient_times_input(network, prepared)],
         RANDOM: [generator.random(len(words)) for _ in range(settings.draws)],
     }
     of_sentences = {ATTENDED: [sentences], RANDOM: [generator.random(len(sentences)) for _ in range(settings.draws)]}
@@ -201,7 +243,7 @@ def compared(by_seed: dict[int, Removals]) -> list[dict[str, Any]]:
             float(seed[level, ATTENDED, k].fall.mean() - seed[level, method, k].fall.mean())
             for seed in by_seed.values()
         ]
-        further = study_io.interval(paired_interval(differences))
+        further = asdict(paired_interval(differences))
         rows.append({"level": level, "removed": k, "against": method, "falls_further_by": further})
     return rows
 
@@ -226,7 +268,7 @@ def study(settings: Settings, source: TrainedNetworks, device: torch.device) -> 
                 raise InputError(f"the network of seed {seed} gives no attention: give runs of a network that does")
             by_seed[seed] = measured(settings, network, part)
     results = {
-        "settings": dataclasses.asdict(settings),
+        "settings": asdict(settings),
         "kernels": library.kernels(device),
         "data": source.data,
         "documents": len(part.labels),

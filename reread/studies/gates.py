@@ -23,7 +23,7 @@ The example is read with plots of reread/studies/movie_plots.py before the phras
 words has the plot in its state when it reads 'but', and as the last of several sentences, where the GRU over sentences
 has it. The usual gate is the mean over the words of the same plot from the fourth on (sentences: from the second on).
 
-The claims were named before any network was read, and are judged together by the rule of reread/evaluation/verdicts.py,
+The claims were named before any network was read, and are judged together by the rule of reread/verdicts/rule.py,
 with Holm's correction over all four and a margin of 0.05:
 
     forgets         0.1 minus the old state's share after a step with every reset gate at 0; over seeds alone
@@ -34,8 +34,7 @@ with Holm's correction over all four and a margin of 0.05:
 Writes results.json, units.csv, histograms.csv, trace.csv, phrase.csv and figure.png.
 """
 
-import dataclasses
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -359,16 +358,16 @@ def over_seeds(by_seed: dict[int, Found]) -> dict[str, Any]:
         means = [table[table["level"] == level][gate] for table in units.values()]
         quantiles = {"lowest": 0, "first_decile": 0.1, "median": 0.5, "last_decile": 0.9, "highest": 1}
         named = {
-            name: study_io.interval(mean_interval([float(of_seed.quantile(q)) for of_seed in means]))
+            name: asdict(mean_interval([float(of_seed.quantile(q)) for of_seed in means]))
             for name, q in quantiles.items()
         }
-        return {"mean": study_io.interval(mean_interval([float(of_seed.mean()) for of_seed in means])), "units": named}
+        return {"mean": asdict(mean_interval([float(of_seed.mean()) for of_seed in means])), "units": named}
 
     in_validation = {}
     for gate in GATES:
         away = np.stack([of_seed.at_words[gate][1:] - of_seed.at_words[gate][0] for of_seed in by_seed.values()])
         in_validation[gate] = {
-            word: study_io.interval(mean_interval(column.tolist()))
+            word: asdict(mean_interval(column.tolist()))
             for word, column in zip(PHRASE, away.T, strict=True)
             if np.isfinite(column).all()
         }
@@ -376,19 +375,18 @@ def over_seeds(by_seed: dict[int, Found]) -> dict[str, Any]:
         "gates": {level: {gate: spread(level, gate) for gate in GATES} for level in LEVELS},
         "correlations": {
             level: {
-                f"{gate} with {with_}": study_io.interval(mean_interval(correlations(by_seed, level, gate, with_)))
+                f"{gate} with {with_}": asdict(mean_interval(correlations(by_seed, level, gate, with_)))
                 for gate, with_ in (("reset", "memory"), ("update", "memory"), ("reset", "time_constant"))
             }
             for level in LEVELS
         },
         "old_share_after_a_reset_of_0": {
-            level: study_io.interval(mean_interval([of_seed.old_share[level] for of_seed in by_seed.values()]))
-            for level in LEVELS
+            level: asdict(mean_interval([of_seed.old_share[level] for of_seed in by_seed.values()])) for level in LEVELS
         },
         "above_usual_in_the_example": {
             level: {
                 word: {
-                    gate: study_io.interval(mean_interval(of_word[of_word["gate"] == gate]["above_usual"].to_list()))
+                    gate: asdict(mean_interval(of_word[of_word["gate"] == gate]["above_usual"].to_list()))
                     for gate in GATES
                 }
                 for word, of_word in table[table["level"] == level].groupby("word", sort=False)
@@ -412,7 +410,7 @@ def study(settings: Settings, source: TrainedNetworks, device: torch.device) -> 
             by_seed[seed] = measured(settings, network, part, index)
     words = {word for plot in PLOTS for sentence in plot for word in sentence}
     results = {
-        "settings": dataclasses.asdict(settings),
+        "settings": asdict(settings),
         "kernels": library.kernels(device),
         "data": source.data,
         "documents": len(part.labels),

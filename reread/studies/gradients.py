@@ -21,10 +21,9 @@ value, not the spectral radius, bounds the gradient from above).
 Shape legend: T steps, H units, I inputs, S seeds.
 """
 
-import dataclasses
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -200,7 +199,7 @@ class Measured:
         logs = np.log(self.values(panel, curve, far) / self.values(panel, curve, near)) / (far - near)
         span = corrected_interval(logs)
         return {
-            **study_io.interval(span),
+            **asdict(span),
             **{name: math.exp(getattr(span, name)) for name in ("mean", "low", "high")},
         }
 
@@ -247,7 +246,7 @@ def judged_norms(measures: Measured, draws: list[Draw]) -> list[dict[str, Any]]:
             "A norm above 1 is needed for growth and is not enough: with linear g and spectral radius 0.9 the norm of "
             f"U is {size[0.9].mean:.2f}, and the gradient is multiplied by {rate[0.9]['mean']:.3f} per step. In the "
             "long run the spectral radius decides.",
-            norm_of_U=study_io.interval(size[0.9]),
+            norm_of_U=asdict(size[0.9]),
             rate=rate[0.9],
         ),
         claim(
@@ -255,7 +254,7 @@ def judged_norms(measures: Measured, draws: list[Draw]) -> list[dict[str, Any]]:
             SUPPORTED if size[0.5].below(1) and rate[0.5]["high"] < 1 else INCONCLUSIVE,
             f"At spectral radius 0.5 the norm of U is {size[0.5].mean:.2f}, and the gradient is multiplied by "
             f"{rate[0.5]['mean']:.3f} per step.",
-            norm_of_U=study_io.interval(size[0.5]),
+            norm_of_U=asdict(size[0.5]),
             rate=rate[0.5],
         ),
     ]
@@ -281,8 +280,8 @@ def judged_algebra(measures: Measured, draws: list[Draw]) -> list[dict[str, Any]
             "A slip: the factor U_h before alpha_{t-2} is dropped. With it the closed form is autograd's dh_T/dW to a "
             f"relative {errors['closed form'].mean:.0e}. Without it, at spectral radius 0.9, it is "
             f"{errors['as printed'].mean:.2f} away, because old inputs lose one U in two.",
-            relative_error_with_the_factor=study_io.interval(errors["closed form"]),
-            relative_error_as_printed=study_io.interval(errors["as printed"]),
+            relative_error_with_the_factor=asdict(errors["closed form"]),
+            relative_error_as_printed=asdict(errors["as printed"]),
         ),
         claim(
             r"\alpha_t = C + (\partial g U_h)^{n-1} \alpha_0",
@@ -290,8 +289,8 @@ def judged_algebra(measures: Measured, draws: list[Draw]) -> list[dict[str, Any]
             "After n steps the exponent of alpha_0 is n, as a first state that depends on W shows. And where the first "
             "state is given, alpha_0 is zero and so is the term, whatever the norm: what vanishes or explodes are the "
             "terms of old inputs, which the post puts into C.",
-            relative_error_with_n=study_io.interval(exponents["n"]),
-            relative_error_with_n_minus_1=study_io.interval(exponents["n - 1"]),
+            relative_error_with_n=asdict(exponents["n"]),
+            relative_error_with_n_minus_1=asdict(exponents["n - 1"]),
         ),
         claim(
             'thus the model will "stop learning" (i.e. weights will not update)',
@@ -299,7 +298,7 @@ def judged_algebra(measures: Measured, draws: list[Draw]) -> list[dict[str, Any]
             "What vanishes is the part of the gradient that old inputs have, and the whole of it does not: at spectral "
             f"radius 0.5 the norm of dh_T/dW at T = {far} is {whole.mean:.2f} times that at T = {near}. The weights go "
             "on learning, from the last few steps.",
-            ratio=study_io.interval(whole),
+            ratio=asdict(whole),
         ),
     ]
 
@@ -317,7 +316,7 @@ def judged_gates(measures: Measured) -> list[dict[str, Any]]:
             "this case, we do not have the vanishing gradient problem",
             SUPPORTED if (kept == 1).all() else REFUTED,
             f"With z = 1 the norm over {far} steps is {kept.mean():g} in each seed.",
-            norm=study_io.interval(corrected_interval(kept)),
+            norm=asdict(corrected_interval(kept)),
         ),
         claim(
             "Gated recurrent unit solves the problem",
@@ -330,7 +329,7 @@ def judged_gates(measures: Measured) -> list[dict[str, Any]]:
             narrowed="The gradient of a GRU does not vanish, before it is trained",
             as_initialised=drawn,
             with_bias=pressed,
-            powers_of_ten_further_than_rnn=study_io.interval(paired_interval(further)),
+            powers_of_ten_further_than_rnn=asdict(paired_interval(further)),
             sign_flip_p=sign_flip_p(further),
         ),
     ]
@@ -375,7 +374,7 @@ def study(settings: Settings, source: None, device: torch.device) -> study_io.Fi
     closest = measures.table.pivot_table(index=["panel", "curve", "seed", "distance"], columns="norm", values="value")
     linear = closest.loc["linear"]
     results = {
-        "settings": dataclasses.asdict(settings),
+        "settings": asdict(settings),
         "confidence": 1 - ALPHA / CLAIMS,
         "claims": judged(measures),
         "rate_per_step": {

@@ -15,9 +15,8 @@ What padding costs in time is measured by benchmarks/padding.py.
 Writes results.json, truncation.csv (one row per quantile, the knee marked) and figure.png.
 """
 
-import dataclasses
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -129,7 +128,7 @@ def study(settings: Settings, source: EvaluatedExperiment, device: torch.device)
             row |= {f"{split}_accuracy": span.mean, f"{split}_low": span.low, f"{split}_high": span.high}
         rows.append(row | {"knee": quantile == chosen, "best": quantile == best})
     results = {
-        "settings": dataclasses.asdict(settings),
+        "settings": asdict(settings),
         "data": source.data,
         "seeds": list(source.plan.seeds),
         **study_io.rule(source.plan.equivalence_margin, source.plan.alpha),

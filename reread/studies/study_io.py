@@ -1,10 +1,9 @@
 """The evidence of a study: a folder that is complete or absent, with its figure drawn from its tables."""
 
 import contextlib
-import dataclasses
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -92,7 +91,7 @@ def reading(
     """Open the split that a study reads rows of: the test split has an entry in the ledger, by settings and runs."""
     if source is None or split != "test":
         return contextlib.nullcontext()
-    parts = {"settings": dataclasses.asdict(settings), **source.keys()}
+    parts = {"settings": asdict(settings), **source.keys()}
     return open_test_split(f"study {name}", content_key(parts), version_of(source.description), parts)
 
 
@@ -109,11 +108,6 @@ def shade(axes: Axes, x: Any, spans: Sequence[Interval], colour: str) -> None:
     """Shade the intervals ``spans`` at ``x``; one seed has none."""
     low, high = np.array([(span.low, span.high) for span in spans], np.float64).T
     axes.fill_between(x, low, high, color=colour, alpha=0.18, linewidth=0)
-
-
-def interval(span: Interval) -> dict[str, Any]:
-    """Return an interval as JSON values."""
-    return dataclasses.asdict(span)
 
 
 def measured_items(seeds: Sequence[int], treatment: Scores, control: Scores, kind: str) -> Measured:
@@ -150,16 +144,7 @@ def judged(
 
     says: by comparison, what is printed in place of the rule's sentence.
     """
-    return [
-        {
-            "sentence": judgement.comparison.source,
-            "claim": judgement.comparison.claim,
-            "verdict": judgement.verdict,
-            "says": (says or {}).get(judgement.comparison.name, judgement.sentence),
-            "measured": judgement.as_dict(),
-        }
-        for judgement in judge(comparisons, measured, margin, alpha)
-    ]
+    return claims([verdict.as_dict() for verdict in judge(comparisons, measured, margin, alpha)], says)
 
 
 def rule(margin: float, alpha: float) -> dict[str, Any]:
@@ -167,14 +152,15 @@ def rule(margin: float, alpha: float) -> dict[str, Any]:
     return {"rule": RULE, "equivalence_margin": margin, "alpha": alpha}
 
 
-def claims(verdicts: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return the claims of a study that are an experiment's own ``verdicts``."""
+def claims(verdicts: Sequence[Mapping[str, Any]], says: Mapping[str, str] | None = None) -> list[dict[str, Any]]:
+    """Return the claims of a study from ``verdicts`` as JSON values, its own or an experiment's; says: as in
+    ``judged``."""
     return [
         {
             "sentence": verdict["source"],
             "claim": verdict["claim"],
             "verdict": verdict["verdict"],
-            "says": verdict["sentence"],
+            "says": (says or {}).get(verdict["name"], verdict["sentence"]),
             "measured": dict(verdict),
         }
         for verdict in verdicts

@@ -18,9 +18,8 @@ Writes results.json, choices.csv (what each variant trains with by each tuning),
 intervals.csv and figure.png.
 """
 
-import dataclasses
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -186,7 +185,7 @@ def study(settings: Settings, source: EvaluatedExperiment, device: torch.device)
             }
         )
     results = {
-        "settings": dataclasses.asdict(settings),
+        "settings": asdict(settings),
         "data": list(source.plan.data),
         "seeds": list(source.plan.seeds),
         "tunings": {

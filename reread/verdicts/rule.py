@@ -582,8 +582,9 @@ def sentence(
     counts = sorted({len(side.seeds) for side in (measured.treatment, measured.control) if side.seeds})
     over = f"over {' and '.join(map(str, counts))} seed{'s' if counts != [1] else ''}"
     turned = mean < 0 and word in (REFUTED, DIFFERENT, INCONCLUSIVE)
-    size_of, level = (_factor, "a factor of ") if comparison.ratio else (_size, "")
-    size = size_of(-mean if turned else mean, interval, turned, word == EQUIVALENT, digits_of(margin))
+    level = "a factor of " if comparison.ratio else ""
+    signed, digits = word == EQUIVALENT, digits_of(margin)
+    size = _size(-mean if turned else mean, interval, turned, signed, digits, comparison.ratio)
     size = f"{level}{size} in {comparison.metric_words or comparison.metric} {over}"
     better = f"{control} is better than {treatment}" if turned else f"{treatment} is better than {control}"
     least = f"{level}{math.exp(margin) if comparison.ratio else margin:g}"
@@ -617,20 +618,17 @@ def digits_of(margin: float) -> int:
     return max(4, math.floor(-math.log10(margin)) + 1)
 
 
-def _size(mean: float, interval: tuple[float, float] | None, turned: bool, signed: bool, digits: int) -> str:
-    """Return a difference with its interval; turned: the other side's, so that it is positive."""
-    form = f"+.{digits}f" if signed else f".{digits}f"
-    text = f"{mean:{form}}"
-    if interval is None:
-        return text
-    low, high = (-interval[1], -interval[0]) if turned else interval
-    return f"{text} [{low:{form}}, {high:{form}}]"
+def _size(
+    mean: float, interval: tuple[float, float] | None, turned: bool, signed: bool, digits: int, ratio: bool
+) -> str:
+    """Return a difference with its interval; turned: the other side's, so that it is positive; ratio: a difference of
+    logarithms, as the ratio that it is."""
+    form = f"+.{digits}f" if signed and not ratio else f".{digits}f"
 
+    def shown(value: float) -> str:
+        return f"{math.exp(value) if ratio else value:{form}}"
 
-def _factor(mean: float, interval: tuple[float, float] | None, turned: bool, signed: bool, digits: int) -> str:
-    """Return a difference of logarithms as ``_size`` does, as the ratio that it is."""
-    text = f"{math.exp(mean):.{digits}f}"
     if interval is None:
-        return text
+        return shown(mean)
     low, high = (-interval[1], -interval[0]) if turned else interval
-    return f"{text} [{math.exp(low):.{digits}f}, {math.exp(high):.{digits}f}]"
+    return f"{shown(mean)} [{shown(low)}, {shown(high)}]"

@@ -97,16 +97,13 @@ def paired_interval(differences: Sequence[float] | np.ndarray, confidence: float
     ``confidence``. Where so few differences reject nothing (fewer than 6 at 95 %) the t interval is returned.
     """
     array = finite(differences)
-    n = len(array)
-    if n == 1 or are_equal(array):
+    if len(array) == 1 or are_equal(array):
         return mean_interval(array, confidence)
-    means = subset_means(array)
-    outside = math.ceil((1 - confidence) * (len(means) + 1) / 2 - EQUAL) - 1
-    if outside < 1:
+    test = SignFlip(array)
+    ends = test.ends(1 - confidence)
+    if ends is None:
         return mean_interval(array, confidence)
-    ends = np.partition(means, [outside - 1, len(means) - outside])
-    low, high = float(ends[outside - 1]), float(ends[len(means) - outside])
-    return Interval(float(array.mean()), low, high, n, "inverted sign-flip test")
+    return Interval(test.mean, *ends, len(array), "inverted sign-flip test")
 
 
 def subset_means(array: Float64Array, flips: int = FLIPS) -> Float64Array:

@@ -71,12 +71,8 @@ def judge_again(
     comparisons = [Comparison(**{name: verdict[name] for name in names if name in verdict}) for verdict in known]
     measured = [measured_of(verdict, recompute, count or published_reads) for verdict in verdicts]
     first = verdicts[0]
-    return judge(comparisons, measured, margin_of(verdicts), first["alpha"], first["look"])
-
-
-def margin_of(verdicts: Sequence[Mapping[str, Any]]) -> float:
-    """Return a margin for the comparisons that name none: each verdict carries its own."""
-    return float(verdicts[0]["equivalence_margin"])
+    # The margin of comparisons that name none: each verdict carries its own.
+    return judge(comparisons, measured, float(first["equivalence_margin"]), first["alpha"], first["look"])
 
 
 def published_reads(verdict: Mapping[str, Any]) -> EarlierReads:

@@ -1,6 +1,5 @@
 """Small prepared data sets and finished runs, written as preprocessing and training write them."""
 
-import hashlib
 from dataclasses import asdict
 from pathlib import Path
 
@@ -16,33 +15,12 @@ from reread.storage.files import read_json, sha256_file, write_json, write_text
 from reread.storage.prepared import open_prepared
 from reread.storage.run_folder import write_result
 from tests.digests import write_digests
+from tests.golden.data import write_prepared
 from tests.reads import rows_of_test
 
 __all__ = ["rows_of_test"]
 
 WORDS = ["<pad>", "<unk>", "the", "array", "returns", "a", "<script>alert(1)</script>", "value", "of", "loss"]
-
-
-def write_prepared(directory: Path, description: dict, arrays: dict[str, np.ndarray]) -> Path:
-    """prepared/KEY/ with these arrays."""
-    directory.mkdir(parents=True)
-    listed = {}
-    for name, array in arrays.items():
-        path = directory / f"{name}.npy"
-        np.save(path, array, allow_pickle=False)
-        listed[name] = {
-            "file": path.name,
-            "shape": list(array.shape),
-            "dtype": str(array.dtype),
-            "sha256": hashlib.sha256(path.read_bytes()).hexdigest(),
-        }
-    write_json(directory / "prepared.json", {"schema": 1, **description, "arrays": listed})
-    return directory
-
-
-def split_rows(sizes: dict[str, int]) -> dict[str, list[int]]:
-    edges = np.cumsum([0, *sizes.values()]).tolist()
-    return {split: edges[number : number + 2] for number, split in enumerate(sizes)}
 
 
 def write_text_data(directory: Path, sizes: dict[str, int], classes: list[str]) -> Path:
@@ -52,15 +30,19 @@ def write_text_data(directory: Path, sizes: dict[str, int], classes: list[str]) 
     sentence_counts = rng.integers(1, 5, rows).astype(np.int32)
     word_counts = rng.integers(1, 7, (rows, 4)).astype(np.int32) * (np.arange(4) < sentence_counts[:, None])
     tokens = rng.integers(1, len(WORDS), (rows, 4, 6)) * (np.arange(6) < word_counts[..., None])
-    splits = split_rows(sizes)
     write_prepared(
         directory,
+        {
+            "tokens": tokens[tokens > 0].astype(np.int32),
+            "word_counts": word_counts.astype(np.int32),
+            "sentence_counts": sentence_counts,
+            "labels": (np.arange(rows) % len(classes)).astype(np.int32),
+        },
         {
             "name": directory.name,
             "kind": "text",
             "task": "single-label",
             "classes": classes,
-            "splits": splits,
             "settings": {},
             "data_version": "0123abcd",
             "vocabulary_size": len(WORDS),
@@ -70,12 +52,7 @@ def write_text_data(directory: Path, sizes: dict[str, int], classes: list[str]) 
             },
             "cut": {split: {"documents": size, "words_kept_share": 0.9312} for split, size in sizes.items()},
         },
-        {
-            "tokens": tokens[tokens > 0].astype(np.int32),
-            "word_counts": word_counts.astype(np.int32),
-            "sentence_counts": sentence_counts,
-            "labels": (np.arange(rows) % len(classes)).astype(np.int32),
-        },
+        np.cumsum(list(sizes.values())).tolist(),
     )
     shown = [
         {
@@ -85,7 +62,7 @@ def write_text_data(directory: Path, sizes: dict[str, int], classes: list[str]) 
                 [WORDS[token] for token in tokens[row, s, : word_counts[row, s]]] for s in range(sentence_counts[row])
             ],
         }
-        for row in range(*splits["test"])
+        for row in range(rows - sizes["test"], rows)
     ]
     write_json(directory / "example_documents.json", shown[:40])
     return directory
@@ -102,18 +79,18 @@ def write_image_data(
         labels = (rng.random((rows, len(classes))) < 0.4).astype(np.uint8)
     return write_prepared(
         directory,
+        {"images": rng.integers(0, 256, (rows, side, side, 1), dtype=np.uint8), "labels": labels, **arrays},
         {
             "name": directory.name,
             "kind": "image",
             "task": task,
             "classes": classes,
-            "splits": split_rows(sizes),
             "settings": {},
             "data_version": "fedc9876",
             "mean": [0.5],
             "deviation": [0.25],
         },
-        {"images": rng.integers(0, 256, (rows, side, side, 1), dtype=np.uint8), "labels": labels, **arrays},
+        np.cumsum(list(sizes.values())).tolist(),
     )
 
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from reread.commands.app import main
-from reread.storage.files import sha256_file, write_json
+from reread.storage.files import write_json
 from reread.storage.prepared import Prepared, open_prepared
 from reread.storage.run_folder import RunFolder
 from reread.studies.load_runs import TrainedNetworks, trained_networks
@@ -17,10 +17,12 @@ from reread.studies.movie_plots import PHRASE
 from reread.training.progress import Progress
 from reread.training.run import run
 from reread.training.settings import TrainingJob
+from tests.golden.data import write_prepared
 from tests.reads import every_test_split
 
 DOCUMENTS, SENTENCES, WORDS, CLASSES = 90, 5, 8, 3
-SPLITS = {"train": [0, 48], "validation": [48, 69], "test": [69, 90]}
+# Of training, validation and test.
+ENDS = (48, 69, 90)
 VOCABULARY = ["<pad>", "<unk>", *PHRASE, ".", ",", *(f"w{number}" for number in range(20))]
 
 
@@ -56,25 +58,15 @@ def text_directory(tmp_path_factory) -> Path:
         own, 10 + 5 * of_words + generator.integers(0, 5, len(own)), generator.integers(1, len(VOCABULARY), len(own))
     ).astype(np.int32)
     arrays = {"tokens": tokens, "word_counts": word_counts, "sentence_counts": sentence_counts, "labels": labels}
-    about = {}
-    for name, array in arrays.items():
-        path = directory / f"{name}.npy"
-        np.save(path, array)
-        shape, dtype = list(array.shape), str(array.dtype)
-        about[name] = {"file": path.name, "shape": shape, "dtype": dtype, "sha256": sha256_file(path)}
     kept = {"words": WORDS, "sentences": SENTENCES}
-    description = {
-        "schema": 1,
+    more = {
         "name": "small",
         "kind": "text",
         "task": "single-label",
-        "classes": ["a", "b", "c"],
-        "splits": SPLITS,
         "vocabulary_size": len(VOCABULARY),
         "lengths": {level: {"quantile": 1.0, "kept": most, "longest": most} for level, most in kept.items()},
-        "arrays": about,
     }
-    write_json(directory / "prepared.json", description)
+    write_prepared(directory, arrays, more, ENDS)
     write_json(directory / "vocabulary.json", VOCABULARY)
     return directory
 

@@ -15,7 +15,7 @@ from reread.batches import collation
 from reread.batches.subsets import select_rows
 from reread.storage.errors import InputError
 from reread.storage.run_folder import RunFolder, write_result
-from reread.studies import deletion, study_io, word_scores
+from reread.studies import deletion, study_io
 from reread.studies.deletion import ATTENDED, DEBUG, GRADIENT, RANDOM, highest
 from reread.studies.load_runs import trained_networks
 
@@ -42,8 +42,8 @@ def test_the_highest_of_each_group_are_chosen_and_one_is_left():
 
 def test_attention_and_gradients_are_the_networks_word_by_word(source, prepared):
     network = next(source.networks(CPU))[1]
-    words, sentences = word_scores.attention(network, prepared)
-    gradients = word_scores.gradient_times_input(network, prepared)
+    words, sentences = deletion.attention(network, prepared)
+    gradients = deletion.gradient_times_input(network, prepared)
     first = 0
     for row in range(5):
         given = collation.inputs(prepared, np.array([row]))
@@ -99,10 +99,10 @@ def test_a_flat_network_with_attention_is_read_too(prepared):
     network = models.build(
         "gru_flat", {"embedding_dim": 8, "hidden_size": 4, "pooling": "attention"}, prepared.description
     )
-    words, sentences = word_scores.attention(network.eval(), prepared)
+    words, sentences = deletion.attention(network.eval(), prepared)
     assert words.sum() == pytest.approx(len(prepared.labels), abs=1e-4)
     assert words[: prepared.first_words[1]].sum() == pytest.approx(sentences[:5].sum(), abs=1e-5)
-    assert np.isfinite(word_scores.gradient_times_input(network, prepared)).all()
+    assert np.isfinite(deletion.gradient_times_input(network, prepared)).all()
 
 
 def test_random_removals_are_averaged_over_draws(source, prepared):
