@@ -115,7 +115,6 @@ LONGEST = (
     "reread/planning/test_remote_runs.py",
     "reread/commands/test_reproduce.py",
     "reread/commands/test_predict.py",
-    "benchmarks/test_scaling.py",
     "reread/training/test_places.py",
     "tasks/test_full_disk.py",
     "reread/preprocessing/test_docstrings.py",
@@ -278,11 +277,11 @@ def template(tmp_path_factory: pytest.TempPathFactory, empty_databases: Path) ->
             shutil.copy2(ROOT / file, destination)
         compileall.compile_dir(directory, quiet=1)
         shutil.copytree(ROOT / "data", directory / "data")
-        # A network that passed its checks here is not checked again, and Vega is bundled once: they take seconds.
-        passed = ROOT / ".cache/checked-networks"
-        passed.mkdir(parents=True, exist_ok=True)
+        # A network that passed its checks here is not checked again, source is parsed once, and Vega is bundled once.
         (directory / ".cache").mkdir()
-        (directory / ".cache/checked-networks").symlink_to(passed)
+        for kept in ("checked-networks", "normalised"):
+            (ROOT / ".cache" / kept).mkdir(parents=True, exist_ok=True)
+            (directory / ".cache" / kept).symlink_to(ROOT / ".cache" / kept)
         vega.script()
         (directory / ".cache" / vega.BUNDLE.name).symlink_to(vega.BUNDLE)
         project = Project(directory, clean_environment())
@@ -343,7 +342,11 @@ def prefect_api(tmp_path_factory: pytest.TempPathFactory, empty_databases: Path)
     shutil.copytree(empty_databases, home, dirs_exist_ok=True)
     port, auth = free_port(), "tests:password"
     client = {"PREFECT_API_URL": f"http://127.0.0.1:{port}/api", "PREFECT_API_AUTH_STRING": auth}
-    variables = {"PREFECT_SERVER_API_AUTH_STRING": auth, "PREFECT_HOME": str(home / ".prefect"), "PYTHONPATH": str(ROOT)}
+    variables = {
+        "PREFECT_SERVER_API_AUTH_STRING": auth,
+        "PREFECT_HOME": str(home / ".prefect"),
+        "PYTHONPATH": str(ROOT),
+    }
     with open(home / "log", "w") as log:
         server = subprocess.Popen(
             [sys.executable, "-m", "reread.commands.prefect_server", "--port", str(port)],

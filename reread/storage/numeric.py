@@ -15,7 +15,6 @@ versions of torch and numpy stand beside the digest in each key, and safetensors
 the ``modules`` is from, where that is outside of the project, is read as the project is.
 """
 
-import ast
 import contextlib
 import functools
 import importlib.metadata
@@ -31,20 +30,20 @@ from typing import Any
 from reread.storage.digests import current_sha256
 from reread.storage.errors import InputError
 from reread.storage.files import canonical_json, sha256_bytes
+from reread.storage.normalised import Module, Part, keep, read
 from reread.storage.source import (
     ROOT,
     closure,
     constant,
     content,
     edited,
-    imported_names,
     module_file,
     outside_packages,
-    parsed,
+    packages_and_modules,
     refuse_edited,
+    root_files,
     root_of,
 )
-from reread.storage.source import root_files as files_of
 
 # Modules, and definitions as MODULE:NAME, that are used where something is computed and that decide no number of it:
 # errors, locks, digests of files, and whether the library of kernels fits, which the machine's entry ``kernels`` says.
@@ -60,23 +59,13 @@ NOT_NUMERIC = (
     "reread.storage.files",
     "reread.storage.git",
     "reread.storage.locks",
+    "reread.storage.normalised",
     "reread.storage.numeric",
     "reread.storage.run_folder",
     "reread.storage.source",
 )
 TORCH = ("torch", "numpy", "safetensors")
-# Names of a network's file that no run reads: a size is replaced by its settings, which are in keys by themselves.
-NOT_READ = ("DEBUG", "SIZES")
-# Calls that, as a statement, decide no number: they tell, or refuse.
-TELLING = ("print", "refuse_unrecorded", "warnings.warn")
-# Calls whose branch is left out. It is for networks of other packages, for data sets with a tokenizer of their own, for
-# tasks beyond labels or for folds: their keys have the source that it leads to, and all others do without it.
-BRANCHES = ("outside.provides(", "tokenizer.asked(", "goals.beyond_labels(", "folds.asked(")
-# Of a Kind what batches read: the rest are addresses, which keys follow, and words.
-OF_A_KIND = ("row_array", "augmented")
 KERNELS = "cuda_ext"
-# Addresses of modules that stand in code as text are read without it: moving a module into the package changes no key.
-PACKAGE = "reread."
 COMMENT = re.compile(r'("(?:\\.|[^"\\\n])*")|//[^\n]*|/\*.*?\*/', re.DOTALL)
 # Calls that, as a statement of CUDA source, decide no number: they tell, or refuse. They are macros of a header that
 # holds nothing else.
@@ -92,6 +81,10 @@ CUDA_BRACKETS = {"(": ")", "[": "]", "{": "}"}
 # A line of an installed package's RECORD.
 OF_CODE = re.compile(r"[^,]+\.(py|so|pyd),sha256=")
 INCLUDE = re.compile(r'^\s*#\s*include\s+"([^"]+)"', re.MULTILINE)
+
+
+# Packages outside of the project, and where they are.
+_Places = tuple[tuple[str, Path], ...]
 
 
 @dataclass(frozen=True)
@@ -115,18 +108,31 @@ def numeric_source(modules: Iterable[str], root: Path = ROOT, without: Iterable[
     It is the source that this process imported: InputError where a file has changed since, NoModule where there is
     no such module.
     """
+    modules, without = tuple(modules), tuple(without)
+    outside = outside_packages(_without_names(modules), root)
     if root != ROOT:
-        return _Reach(root, tuple(without)).of(modules)
-    source = _imported_source(tuple(modules), tuple(without))
+        return _Reach(root, without, outside).of(modules)
+    source = _imported_source(modules, without, tuple(outside.items()))
+    keep()
     changed = edited(source.paths)
-    if changed and _Reach(root, tuple(without), _on_disk).of(modules).digest != source.digest:
+    if changed and _Reach(root, without, outside, Path.read_bytes).of(modules).digest != source.digest:
         refuse_edited(changed)
     return source
 
 
 @functools.lru_cache(maxsize=1024)
-def _imported_source(modules: tuple[str, ...], without: tuple[str, ...]) -> Numeric:
-    return _Reach(ROOT, without).of(modules)
+def _imported_source(modules: tuple[str, ...], without: tuple[str, ...], outside: _Places) -> Numeric:
+    return _reach_of_imported(without, outside).of(modules)
+
+
+@functools.lru_cache(maxsize=64)
+def _reach_of_imported(without: tuple[str, ...], outside: _Places) -> "_Reach":
+    return _Reach(ROOT, without, dict(outside))
+
+
+def _without_names(modules: Iterable[str]) -> list[str]:
+    """Return the modules of ``modules``, without the name of a definition."""
+    return [module.partition(":")[0] for module in modules]
 
 
 def numeric_digest(modules: Iterable[str], root: Path = ROOT, without: Iterable[str] = NOT_NUMERIC) -> str:
@@ -134,9 +140,9 @@ def numeric_digest(modules: Iterable[str], root: Path = ROOT, without: Iterable[
     return numeric_source(modules, root, without).digest
 
 
-def numeric_files(modules: Iterable[str], root: Path = ROOT, without: Iterable[str] = NOT_NUMERIC) -> dict[str, str]:
+def numeric_files(modules: Iterable[str]) -> dict[str, str]:
     """Return the files of ``numeric_source``, to name a difference."""
-    return dict(numeric_source(modules, root, without).files)
+    return dict(numeric_source(modules).files)
 
 
 def difference(before: Mapping[str, str], after: Mapping[str, str]) -> str:
@@ -145,44 +151,30 @@ def difference(before: Mapping[str, str], after: Mapping[str, str]) -> str:
     return (others[0] if others else "") + (f" and {len(others) - 1} more" if len(others) > 1 else "")
 
 
-@dataclass(frozen=True)
-class _Part:
-    """A top-level statement, normalised. uses: the dotted names that it reads."""
-
-    text: str
-    uses: frozenset[str]
-
-
-@dataclass(frozen=True)
-class _Module:
-    definitions: Mapping[str, tuple[_Part, ...]]
-    effects: tuple[_Part, ...]
-    imports: Mapping[str, set[str]]
-
-
 # A definition (file, name), or what a file does when it is imported (file, "").
 _Place = tuple[Path, str]
 
 
 class _Reach:
-    """Finds what modules reach in the project at ``root``."""
+    """Finds what modules reach in the project at ``root`` and in packages ``outside``."""
 
-    def __init__(self, root: Path, without: tuple[str, ...], read: Any = content) -> None:
+    def __init__(self, root: Path, without: tuple[str, ...], outside: Mapping[str, Path], read: Any = content) -> None:
         self.root = root
+        self.outside = outside
         self.read = read
-        self.files_without = {module_file(name, root) for name in without if ":" not in name}
+        self.modules_without = [name for name in without if ":" not in name]
+        self.files_without = {module_file(name, root) for name in self.modules_without}
         pairs = (name.split(":") for name in without if ":" in name)
         self.places_without = {(module_file(module, root), name) for module, name in pairs}
-        self.modules: dict[Path, _Module] = {}
-        self.outside: Mapping[str, Path] = {}
+        self.modules: dict[Path, Module] = {}
         # A few hundred names are looked up thousands of times.
         self._is_module = functools.cache(self._is_module_on_disk)
-        self._file = functools.cache(lambda name: module_file(name, root, self.outside))
+        self._file = functools.cache(lambda name: module_file(name, root, outside))
+        self._imported = functools.cache(self._imported_files)
 
     def of(self, modules: Iterable[str]) -> Numeric:
         names = [name.partition(":") for name in modules]
-        self.outside = outside_packages([module for module, _, _ in names], self.root)
-        roots = [(file, name) for module, _, name in names for file in files_of(module, self.root, self.outside)]
+        roots = [(file, name) for module, _, name in names for file in root_files(module, self.root, self.outside)]
         waiting = [place for file, name in roots for place in ([(file, name)] if name else self._all(file))]
         # The files of its packages run before a module of another package does.
         parents = {
@@ -192,7 +184,7 @@ class _Reach:
             for end in range(1, len(parts))
         }
         waiting += [(file, "") for name in parents if (file := module_file(name, self.root, self.outside))]
-        imported = closure([module for module, _, _ in names], self.root, [self._name(file) for file in self._cut()])
+        imported = closure(_without_names(modules), self.root, self.modules_without, self._imported)
         called = {file for file in imported if not self._is_operation(file)}
         waiting += [(file, "") for file in called]
         lines: dict[_Place, list[str]] = {}
@@ -236,12 +228,6 @@ class _Reach:
         paths = {file for file, _ in lines} | {path for _, paths in sources.values() for path in paths}
         return Numeric(digest, digests, kernels, frozenset(paths))
 
-    def _cut(self) -> set[Path]:
-        return {file for file in self.files_without if file}
-
-    def _name(self, file: Path) -> str:
-        return ".".join(file.relative_to(self.root).with_suffix("").parts).removesuffix(".__init__")
-
     def _is_operation(self, file: Path) -> bool:
         return file.parent.parent == self.root / KERNELS
 
@@ -251,7 +237,7 @@ class _Reach:
     def _all(self, file: Path) -> list[_Place]:
         return [(file, name) for name in ("", *self._module(file).definitions) if not self._is_left_out((file, name))]
 
-    def _parts(self, place: _Place) -> tuple[_Part, ...]:
+    def _parts(self, place: _Place) -> tuple[Part, ...]:
         module = self._module(place[0])
         return module.definitions[place[1]] if place[1] else module.effects
 
@@ -304,122 +290,15 @@ class _Reach:
     def _root(self, file: Path) -> Path:
         return root_of(file, self.root, self.outside)
 
-    def _module(self, file: Path) -> _Module:
+    def _imported_files(self, file: Path) -> set[Path]:
+        """As ``imported_files``, from the names that are known already."""
+        addresses = itertools.chain(*self._module(file).imports.values())
+        return {path for name in packages_and_modules(addresses) if (path := self._file(name))}
+
+    def _module(self, file: Path) -> Module:
         if file not in self.modules:
-            self.modules[file] = _read(file, self._root(file), self.read(file))
+            self.modules[file] = read(file, self._root(file), self.read(file))
         return self.modules[file]
-
-
-def _on_disk(path: Path) -> bytes:
-    return path.read_bytes()
-
-
-@functools.lru_cache(maxsize=2048)
-def _read(file: Path, root: Path, source: bytes) -> _Module:
-    tree = parsed(source, file)
-    imports = imported_names(tree, file, root)
-    definitions: dict[str, tuple[_Part, ...]] = {}
-    effects: tuple[_Part, ...] = ()
-    for statement in _Normalise().visit(tree).body:
-        part = _Part(_text(statement), frozenset(_used_names(statement)))
-        names = _bound_names(statement)
-        for name in names:
-            if name not in NOT_READ:
-                definitions[name] = (*definitions.get(name, ()), part)
-        if not names:
-            effects += (part,)
-    return _Module(definitions, effects, imports)
-
-
-def _bound_names(statement: ast.stmt) -> list[str]:
-    if isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-        return [statement.name]
-    if isinstance(statement, ast.Assign):
-        targets = [element for target in statement.targets for element in getattr(target, "elts", [target])]
-        if all(isinstance(target, ast.Name) for target in targets):
-            return [target.id for target in targets]
-    return []
-
-
-def _used_names(node: ast.AST) -> Iterator[str]:
-    """Yield each name with the attributes that are read of it: ``models.layers.kernels``."""
-    chain, base = [], node
-    while isinstance(base, ast.Attribute):
-        chain.append(base.attr)
-        base = base.value
-    if isinstance(base, ast.Name):
-        yield ".".join([base.id, *reversed(chain)])
-    else:
-        for child in ast.iter_child_nodes(base):
-            yield from _used_names(child)
-
-
-class _Normalise(ast.NodeTransformer):
-    """Removes code that affects no number: docstrings, annotations, messages, the fields of Settings, and imports,
-    which count by what is used of them.
-
-    Values of settings are in keys by themselves, and their defaults never change (tests/golden/defaults.json).
-    """
-
-    def generic_visit(self, node: ast.AST) -> ast.AST:
-        super().generic_visit(node)
-        for name in ("annotation", "returns", "type_comment", "type_params"):
-            if getattr(node, name, None):
-                setattr(node, name, None)
-        return node
-
-    def visit_Constant(self, node: ast.Constant) -> ast.AST:
-        return ast.Constant(node.value.removeprefix(PACKAGE)) if isinstance(node.value, str) else node
-
-    def visit_Expr(self, node: ast.Expr) -> ast.AST | None:
-        if isinstance(node.value, ast.Constant):
-            return None
-        if isinstance(node.value, ast.Call) and ast.unparse(node.value.func) in TELLING:
-            return None
-        return self.generic_visit(node)
-
-    def visit_ClassDef(self, node: ast.ClassDef) -> ast.AST:
-        if node.name == "Settings":
-            node.body = [statement for statement in node.body if not isinstance(statement, ast.AnnAssign)]
-        return self.generic_visit(node)
-
-    def visit_AnnAssign(self, node: ast.AnnAssign) -> ast.AST | None:
-        if node.value is None:
-            return None if isinstance(node.target, ast.Name) else ast.Expr(node.target)
-        return ast.Assign([node.target], self.visit(node.value))
-
-    def visit_Call(self, node: ast.Call) -> ast.AST:
-        if isinstance(node.func, ast.Name) and node.func.id == "Kind":
-            node.keywords = [keyword for keyword in node.keywords if keyword.arg in OF_A_KIND]
-        return self.generic_visit(node)
-
-    def visit_Raise(self, node: ast.Raise) -> ast.AST:
-        raised = node.exc.func if isinstance(node.exc, ast.Call) else node.exc
-        return ast.Raise(raised, None)
-
-    def visit_Assert(self, node: ast.Assert) -> ast.AST:
-        return ast.Assert(self.visit(node.test), None)
-
-    def visit_Import(self, node: ast.Import) -> None:
-        return None
-
-    def visit_ImportFrom(self, node: ast.ImportFrom) -> None:
-        return None
-
-    def visit_If(self, node: ast.If) -> ast.AST | None:
-        test = ast.unparse(node.test)
-        if test in ("TYPE_CHECKING", "typing.TYPE_CHECKING") or test.startswith(("__name__ == ", *BRANCHES)):
-            return None
-        return self.generic_visit(node)
-
-
-def _text(node: Any) -> str:
-    """Return a syntax tree as text. ``ast.dump`` writes empty fields by some versions of Python and not by others."""
-    if isinstance(node, ast.AST):
-        values = [(name, getattr(node, name, None)) for name in node._fields if name != "kind"]
-        inner = ",".join(f"{name}={_text(value)}" for name, value in values if value not in (None, []))
-        return f"{type(node).__name__}({inner})"
-    return f"[{','.join(map(_text, node))}]" if isinstance(node, list) else repr(node)
 
 
 def _digest(value: Any) -> str:
@@ -492,13 +371,23 @@ def _is_foreign(top: str) -> bool:
 
 
 @functools.cache
-def _distributions() -> Mapping[str, list[str]]:
-    return importlib.metadata.packages_distributions()
+def _distributions(top: str) -> list[str]:
+    """Return the distributions that have a top-level package or module.
+
+    As ``importlib.metadata.packages_distributions`` does it, which reads all files of all of them.
+    """
+    listed = re.compile(rf"^{re.escape(top)}(/[^,\n]*)?\.py,", re.MULTILINE)
+    found = []
+    for distribution in importlib.metadata.distributions():
+        declared = (distribution.read_text("top_level.txt") or "").split()
+        if top in declared or (not declared and listed.search(distribution.read_text("RECORD") or "")):
+            found.append(distribution.metadata["Name"])
+    return found
 
 
 def package_version(top: str) -> str | None:
     """Return the version of a package's distribution; None where it has none, as a folder of PYTHONPATH."""
-    for name in (*_distributions().get(top, ()), top):
+    for name in (*_distributions(top), top):
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             return importlib.metadata.version(name)
     return None
@@ -513,7 +402,7 @@ def _package(top: str) -> str:
     spec = importlib.util.find_spec(top)
     if spec is None:
         raise InputError(f"the code of a result imports '{top}', which is not installed here: install it")
-    for name in _distributions().get(top, ()):
+    for name in _distributions(top):
         installed = importlib.metadata.distribution(name)
         if not installed.read_text("direct_url.json") and (record := installed.read_text("RECORD")):
             return f"{installed.version} {_digest(sorted(line for line in record.splitlines() if OF_CODE.match(line)))}"

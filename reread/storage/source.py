@@ -6,10 +6,11 @@ A package outside of the project, which a network is from, is read likewise: whe
 import ast
 import functools
 import importlib.util
+import itertools
 import os
 import threading
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -214,7 +215,12 @@ def _package(path: Path, level: int, root: Path) -> str:
 @functools.lru_cache(maxsize=1024)
 def _imports(path: Path, root: Path, _changed: tuple[int, int] | None) -> frozenset[str]:
     imported = imported_names(parsed(content(path), path), path, root).values()
-    parts = [address.split(".") for addresses in imported for address in addresses]
+    return packages_and_modules(itertools.chain(*imported))
+
+
+def packages_and_modules(addresses: Iterable[str]) -> frozenset[str]:
+    """Return dotted addresses with their packages: a, a.b and a.b.c of a.b.c."""
+    parts = [address.split(".") for address in addresses]
     return frozenset(".".join(names[:end]) for names in parts for end in range(1, len(names) + 1))
 
 
@@ -233,14 +239,21 @@ def root_files(name: str, root: Path = ROOT, outside: Outside = NONE) -> list[Pa
     return sorted(file.parent.glob("*.py")) if file.name == "__init__.py" else [file]
 
 
-def closure(modules: Iterable[str], root: Path = ROOT, without: Iterable[str] = ()) -> list[Path]:
+def closure(
+    modules: Iterable[str],
+    root: Path = ROOT,
+    without: Iterable[str] = (),
+    imported: Callable[[Path], set[Path]] | None = None,
+) -> list[Path]:
     """Return all files that ``modules`` reach by imports, in the project and in the packages of ``modules``; a package
     means each of its files.
 
-    The modules of ``without`` are left out, and so is what only they reach.
+    The modules of ``without`` are left out, and so is what only they reach. imported: what a file imports directly, by
+    default ``imported_files``.
     """
     modules = list(modules)
     outside = outside_packages(modules, root)
+    imported = imported or functools.partial(imported_files, root=root, outside=outside)
     left_out = {module_file(name, root) for name in without}
     waiting = [file for name in modules for file in root_files(name, root, outside)]
     reached: set[Path] = set()
@@ -248,7 +261,7 @@ def closure(modules: Iterable[str], root: Path = ROOT, without: Iterable[str] = 
         path = waiting.pop()
         if path not in reached and path not in left_out:
             reached.add(path)
-            waiting += imported_files(path, root, outside)
+            waiting += imported(path)
     return sorted(reached)
 
 
