@@ -2,21 +2,16 @@
 
 import itertools
 import re
-import shutil
-import sys
 from functools import partial
 
 import numpy as np
 import pytest
 import torch
-import yaml
 
 from examples import connect_four as game
 from reread.storage.source import ROOT
-from tests.examples.claims import check_published, run_claim
+from tests.examples.claims import refused, run_example, run_small_claim
 
-SCRIPT, CLAIM = ROOT / "examples/connect_four.py", ROOT / "examples/connect_four.yaml"
-EVIDENCE = ROOT / "results/claims/connect-four"
 # The size of the runs in these tests.
 SMALL = (
     "--iterations 1 --games 4 --steps 2 --batch-size 16 --channels 4 --blocks 1 --train-simulations 4 "
@@ -63,9 +58,7 @@ def guided(simulations):
 
 def run(out, *options):
     """Run the example in this process, and return its items."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sys, "argv", ["connect_four.py", "--out", str(out), "--device", "cpu", *options])
-        game.main()
+    run_example(game, "--out", out, "--device", "cpu", *options)
     return (out / "items.csv").read_text()
 
 
@@ -230,25 +223,15 @@ def test_equal_seeds_give_equal_scores_and_the_loss_falls(tmp_path, capsys):
     ],
 )
 def test_a_wrong_option_is_refused_before_anything_is_learnt(tmp_path, capsys, options, fault):
-    with pytest.raises(SystemExit) as stopped:
-        run(tmp_path / "out", *options)
-    assert stopped.value.code == 2 and fault in capsys.readouterr().err and not (tmp_path / "out").exists()
+    assert fault in refused(capsys, game, "--out", tmp_path / "out", "--device", "cpu", *options)
+    assert not (tmp_path / "out").exists()
 
 
 def test_a_small_run_of_the_claim_is_judged_over_seeds_and_openings(tmp_path):
-    shutil.copy(SCRIPT, tmp_path)
-    content = yaml.safe_load(CLAIM.read_text())
-    for arm in content["arms"].values():
-        arm["run"] += f" {SMALL}"
-    (tmp_path / CLAIM.name).write_text(yaml.safe_dump({**content, "seeds": 2, "lock": []}))
-    document = run_claim(CLAIM.name, tmp_path)
+    document = run_small_claim(ROOT / "examples/connect_four.yaml", tmp_path, SMALL, "learnt", "searches")
     assert [claim["name"] for claim in document["claims"]] == ["learnt", "searches"]
     for claim in document["claims"]:
         assert claim["items"] == 10 and claim["analyses"] == ["over seeds", "over seeds and items"]
         assert len(claim["scores"]["treatment"]) == len(claim["scores"]["control"]) == 2
     assert sorted(document["arms"]) == ["guided", "network", "plain"]
     assert all(list(arm["runs"]) == ["0", "1"] for arm in document["arms"].values())
-
-
-def test_the_published_verdict_is_of_this_claim_and_agrees_with_its_scores():
-    check_published(CLAIM, SCRIPT, EVIDENCE)

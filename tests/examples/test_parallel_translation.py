@@ -1,33 +1,19 @@
 """The example of translation in parallel: alignment, copies, what a decoder may read, and a small run of its claim."""
 
-import csv
-import os
 import shutil
-import sys
-from pathlib import Path
+from functools import partial
 
 import numpy as np
 import pytest
 import torch
-import yaml
 
 from examples import parallel_translation as parallel
 from reread.goals.sequence import GOAL
 from reread.storage.source import ROOT
-from tests.examples.claims import check_published, run_claim
+from tests.examples.claims import items_of, refused, run_example, run_small_claim
 
-SCRIPT, CLAIM = ROOT / "examples/parallel_translation.py", ROOT / "examples/parallel_translation.yaml"
-EVIDENCE = ROOT / "results/claims/parallel-translation"
 # English and German of a language without grammar: "big" is two words there, and "please" none.
 WORDS = {"a": "ein", "man": "mann", "dog": "hund", "sees": "sieht", "big": "sehr gross", "please": "", "house": "haus"}
-
-
-@pytest.fixture
-def archive():
-    folder = os.environ.get("REREAD_MIRROR")
-    if not folder:
-        pytest.skip("REREAD_MIRROR names no folder of archives")
-    return Path(folder) / "multi30k"
 
 
 def sentences(rng, rows: int) -> tuple[list[list[str]], list[list[str]]]:
@@ -47,15 +33,7 @@ def corpus(tmp_path):
     return folder
 
 
-def run(*options):
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sys, "argv", ["parallel_translation.py", *map(str, options)])
-        parallel.main()
-
-
-def items(folder: Path) -> list[dict[str, str]]:
-    with open(folder / "items.csv", newline="", encoding="utf-8") as file:
-        return list(csv.DictReader(file))
+run = partial(run_example, parallel)
 
 
 def test_the_alignment_finds_the_words_of_a_known_dictionary():
@@ -146,7 +124,7 @@ def test_the_likelihood_is_the_product_over_the_words_and_the_end(network):
 )
 def test_each_arm_learns_an_invented_language(corpus, tmp_path, options, most):
     run("--data", corpus, "--out", tmp_path / "out", "--width", 32, "--epochs", 30, *options)
-    rows = items(tmp_path / "out")
+    rows = items_of(tmp_path / "out")
     assert [int(row["item"]) for row in rows] == list(range(30)) and all(float(row["seconds"]) > 0 for row in rows)
     texts = [[row[name] for row in rows] for name in ("prediction", "reference")]
     assert GOAL.metric("word_error_rate").value(*GOAL.from_texts(*texts)) < most
@@ -155,7 +133,7 @@ def test_each_arm_learns_an_invented_language(corpus, tmp_path, options, most):
 def test_equal_seeds_write_equal_words(corpus, tmp_path):
     for folder, seed in (("a", 1), ("b", 1), ("c", 2)):
         run("--data", corpus, "--out", tmp_path / folder, "--width", 16, "--epochs", 2, "--seed", seed, "--samples", 2)
-    a, b, c = ([row["prediction"] for row in items(tmp_path / folder)] for folder in "abc")
+    a, b, c = ([row["prediction"] for row in items_of(tmp_path / folder)] for folder in "abc")
     assert a == b != c
 
 
@@ -163,7 +141,7 @@ def test_validation_reads_no_test_sentence(corpus, tmp_path):
     for language in ("en", "de"):
         (corpus / f"{parallel.TEST}.lc.norm.tok.{language}").unlink()
     run("--data", corpus, "--out", tmp_path / "out", "--width", 16, "--epochs", 1, "--validation")
-    assert len(items(tmp_path / "out")) == 20
+    assert len(items_of(tmp_path / "out")) == 20
 
 
 @pytest.mark.parametrize(
@@ -179,40 +157,26 @@ def test_validation_reads_no_test_sentence(corpus, tmp_path):
     ],
 )
 def test_a_wrong_option_is_refused_in_one_line(corpus, tmp_path, capsys, options, fault):
-    with pytest.raises(SystemExit) as stopped:
-        run("--data", corpus, "--out", tmp_path / "out", *options)
-    assert stopped.value.code == 2 and fault in capsys.readouterr().err and not (tmp_path / "out").exists()
+    assert fault in refused(capsys, parallel, "--data", corpus, "--out", tmp_path / "out", *options)
+    assert not (tmp_path / "out").exists()
 
 
 def test_files_of_different_length_are_refused(corpus, tmp_path, capsys):
     path = corpus / f"{parallel.TRAIN}.lc.norm.tok.de"
     path.write_text(path.read_text().partition("\n")[2])
-    with pytest.raises(SystemExit):
-        run("--data", corpus, "--out", tmp_path / "out")
-    assert "train has 200 English and 199 German lines" in capsys.readouterr().err
+    said = refused(capsys, parallel, "--data", corpus, "--out", tmp_path / "out")
+    assert "train has 200 English and 199 German lines" in said
 
 
 @pytest.mark.mirror
-def test_the_data_have_the_sentences_that_the_page_says(archive):
-    counts = [len(parallel.read(archive, split, 10)[0]) for split in (parallel.TRAIN, parallel.TEST)]
+def test_the_data_have_the_sentences_that_the_page_says(mirror):
+    counts = [len(parallel.read(mirror / "multi30k", split, 10)[0]) for split in (parallel.TRAIN, parallel.TEST)]
     assert counts == [7056, 261]
 
 
 def test_a_small_run_of_the_claim_is_judged_over_seeds_and_sentences(corpus, tmp_path):
-    for folder in ("examples", "archives"):
-        (tmp_path / folder).mkdir()
-    shutil.copy(SCRIPT, tmp_path / "examples")
     shutil.copytree(corpus, tmp_path / "archives/multi30k")
-    content = yaml.safe_load(CLAIM.read_text())
-    for arm in content["arms"].values():
-        arm["run"] += " --width 16 --epochs 2"
-    content["arms"] = {name: content["arms"][name] for name in ("fertility", "teacher")}
-    content |= {"seeds": 2, "lock": [], "claims": content["claims"][-2:]}
-    (tmp_path / "examples" / CLAIM.name).write_text(yaml.safe_dump(content))
-    document = run_claim(f"examples/{CLAIM.name}", tmp_path)
+    claim = ROOT / "examples/parallel_translation.yaml"
+    document = run_small_claim(claim, tmp_path, "--width 16 --epochs 2", "teacher", "speed")
     assert [claim["metric"] for claim in document["claims"]] == ["bleu", "seconds"]
     assert all(claim["items"] == 30 and len(claim["analyses"]) == 2 for claim in document["claims"])
-
-
-def test_the_published_verdict_is_of_this_claim_and_agrees_with_its_scores():
-    check_published(CLAIM, SCRIPT, EVIDENCE)

@@ -2,32 +2,23 @@
 
 import io
 import itertools
-import os
-import shutil
-import sys
 import tarfile
-from pathlib import Path
+from functools import partial
 
 import numpy as np
 import pytest
 import torch
-import yaml
 
 from examples import spoken_digits as speech
 from reread.storage.source import ROOT
-from tests.examples.claims import check_published, run_claim
+from tests.examples.claims import refused, run_example, run_small_claim
 
-SCRIPT, CLAIM = ROOT / "examples/spoken_digits.py", ROOT / "examples/spoken_digits.yaml"
-EVIDENCE = ROOT / "results/claims/spoken-digits"
-ARCHIVE = "free-spoken-digit-dataset-1.0.10.tar.gz"
+run = partial(run_example, speech)
 
 
 @pytest.fixture
-def archive():
-    folder = os.environ.get("REREAD_MIRROR")
-    if not folder:
-        pytest.skip("REREAD_MIRROR names no folder with the published archives")
-    return Path(folder) / "fsdd" / ARCHIVE
+def archive(mirror):
+    return mirror / "fsdd/free-spoken-digit-dataset-1.0.10.tar.gz"
 
 
 def noise(seed, length):
@@ -39,13 +30,6 @@ def joined(recordings=2, seed=0):
     rng = np.random.default_rng(seed)
     spoken = [[noise(10 * word + at, int(rng.integers(3000, 5000))) for at in range(recordings)] for word in range(10)]
     return speech.join(spoken, rng)
-
-
-def run(*options):
-    """Run the example in this process."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sys, "argv", ["spoken_digits.py", *map(str, options)])
-        speech.main()
 
 
 def test_the_filters_are_triangles_equally_wide_in_mel():
@@ -258,9 +242,7 @@ def test_the_network_learns_states_and_equal_seeds_give_equal_networks():
 )
 def test_a_wrong_option_is_refused_in_one_line(tmp_path, monkeypatch, capsys, options, fault):
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(SystemExit) as stopped:
-        run("--archive", "missing.tar.gz", *options)
-    assert stopped.value.code == 2 and fault in capsys.readouterr().err and not list(tmp_path.iterdir())
+    assert fault in refused(capsys, speech, "--archive", "missing.tar.gz", *options) and not list(tmp_path.iterdir())
 
 
 def test_another_archive_is_refused(tmp_path, capsys):
@@ -268,9 +250,8 @@ def test_another_archive_is_refused(tmp_path, capsys):
         member = tarfile.TarInfo("recordings/0_george_0.wav")
         member.size = 50
         packed.addfile(member, io.BytesIO(bytes(50)))
-    with pytest.raises(SystemExit) as stopped:
-        run("--archive", tmp_path / "a.tar.gz", "--out", tmp_path / "out")
-    assert stopped.value.code == 2 and "does not have the 3,000 recordings" in capsys.readouterr().err
+    said = refused(capsys, speech, "--archive", tmp_path / "a.tar.gz", "--out", tmp_path / "out")
+    assert "does not have the 3,000 recordings" in said
     content = (tmp_path / "a.tar.gz").read_bytes()
     (tmp_path / "a.tar.gz").write_bytes(content[: len(content) // 2])
     with pytest.raises(ValueError, match="cannot be read"):
@@ -294,23 +275,12 @@ def test_validation_reads_no_test_string(archive, capsys):
 
 @pytest.mark.mirror
 def test_a_small_run_of_the_claim_is_judged_over_seeds_and_strings(archive, tmp_path):
-    (tmp_path / "examples").mkdir()
     (tmp_path / "archives").mkdir()
-    shutil.copy(SCRIPT, tmp_path / "examples")
-    (tmp_path / "archives" / ARCHIVE).symlink_to(archive)
-    content = yaml.safe_load(CLAIM.read_text())
-    for arm in content["arms"].values():
-        arm["run"] += " --recordings 1 --steps 10"
-    content["arms"] = {name: content["arms"][name] for name in ("dnn", "gmm")}
-    content |= {"seeds": 2, "lock": [], "claims": content["claims"][:1]}
-    (tmp_path / "examples" / CLAIM.name).write_text(yaml.safe_dump(content))
-    document = run_claim(f"examples/{CLAIM.name}", tmp_path)
+    (tmp_path / "archives" / archive.name).symlink_to(archive)
+    claim = ROOT / "examples/spoken_digits.yaml"
+    document = run_small_claim(claim, tmp_path, "--recordings 1 --steps 10", "dnn")
     (claim,) = document["claims"]
     assert claim["items"] == 600 and claim["analyses"] == ["over seeds", "over seeds and items"]
     # With one recording per digit and speaker the mixtures are still far better than chance, and far from right.
     assert all(0.1 < score < 0.8 for score in claim["scores"]["control"])
     assert len(set(claim["scores"]["treatment"])) == 2
-
-
-def test_the_published_verdict_is_of_this_claim_and_agrees_with_its_scores():
-    check_published(CLAIM, SCRIPT, EVIDENCE)

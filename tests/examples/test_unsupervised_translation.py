@@ -1,30 +1,16 @@
 """The example of unsupervised translation: aligned words, noise, the network, and a small run of its claim."""
 
-import csv
-import os
-import shutil
-import sys
-from pathlib import Path
+from functools import partial
 
 import numpy as np
 import pytest
 import torch
-import yaml
 
 from examples import unsupervised_translation as unsupervised
 from reread.storage.source import ROOT
-from tests.examples.claims import check_published, run_claim
+from tests.examples.claims import items_of, refused, run_example, run_small_claim
 
-SCRIPT, CLAIM = ROOT / "examples/unsupervised_translation.py", ROOT / "examples/unsupervised_translation.yaml"
-EVIDENCE = ROOT / "results/claims/unsupervised-translation"
-
-
-@pytest.fixture
-def archive():
-    folder = os.environ.get("REREAD_MIRROR")
-    if not folder:
-        pytest.skip("REREAD_MIRROR names no folder with the published archives")
-    return Path(folder) / "multi30k"
+run = partial(run_example, unsupervised)
 
 
 def chains(seed, names, rows=1200):
@@ -54,18 +40,6 @@ def corpus(tmp_path):
             lines = [" ".join(sentence) + "\n" for sentence in chains(seed, words, rows)]
             (folder / f"{split}.lc.norm.tok.{language}").write_text("".join(lines))
     return folder
-
-
-def run(*options):
-    """Run the example in this process."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sys, "argv", ["unsupervised_translation.py", *map(str, options)])
-        unsupervised.main()
-
-
-def items(folder):
-    with open(folder / "items.csv", newline="", encoding="utf-8") as file:
-        return list(csv.DictReader(file))
 
 
 def test_relations_are_deviations_from_independent_words():
@@ -194,7 +168,7 @@ def test_batches_have_each_row_once_and_similar_lengths():
 def test_word_by_word_finds_the_words_and_a_network_the_sentences(corpus, tmp_path):
     options = ("--data", corpus, "--width", 16, "--words", 6)
     run(*options, "--out", tmp_path / "words", "--iterations", 0)
-    rows = items(tmp_path / "words")
+    rows = items_of(tmp_path / "words")
     known = dict(zip(names("d", 1), names("e", 2), strict=True))
     sources = [line.split() for line in (corpus / "test_2016_flickr.lc.norm.tok.de").read_text().splitlines()]
     assert [row["reference"] for row in rows] == [" ".join(known[word] for word in words) for words in sources]
@@ -203,7 +177,7 @@ def test_word_by_word_finds_the_words_and_a_network_the_sentences(corpus, tmp_pa
     translations = []
     for name, seed in (("a", 3), ("b", 3), ("c", 4)):
         run(*options, "--out", tmp_path / name, "--iterations", 1, "--epochs", 1, "--seed", seed)
-        translations.append(items(tmp_path / name))
+        translations.append(items_of(tmp_path / name))
     assert translations[0] == translations[1] != translations[2]
 
 
@@ -221,33 +195,32 @@ def test_word_by_word_finds_the_words_and_a_network_the_sentences(corpus, tmp_pa
     ],
 )
 def test_a_wrong_option_is_refused_in_one_line(corpus, tmp_path, capsys, options, fault):
-    with pytest.raises(SystemExit) as stopped:
-        run("--data", corpus, "--out", tmp_path / "out", "--width", "16", *options)
-    assert stopped.value.code == 2 and fault in capsys.readouterr().err and not (tmp_path / "out").exists()
+    assert fault in refused(
+        capsys, unsupervised, "--data", corpus, "--out", tmp_path / "out", "--width", "16", *options
+    )
+    assert not (tmp_path / "out").exists()
 
 
 def test_files_that_are_missing_or_differ_in_length_are_refused(corpus, tmp_path, capsys):
     with open(corpus / "val.lc.norm.tok.en", "a") as file:
         file.write("e1\n")
-    with pytest.raises(SystemExit) as stopped:
-        run("--data", corpus, "--out", tmp_path / "out", "--validation")
-    assert stopped.value.code == 2 and "val has 30 German and 31 English lines" in capsys.readouterr().err
-    with pytest.raises(SystemExit) as stopped:
-        run("--data", tmp_path, "--out", tmp_path / "out")
-    assert stopped.value.code == 2 and "train.lc.norm.tok.de cannot be read" in capsys.readouterr().err
+    said = refused(capsys, unsupervised, "--data", corpus, "--out", tmp_path / "out", "--validation")
+    assert "val has 30 German and 31 English lines" in said
+    said = refused(capsys, unsupervised, "--data", tmp_path, "--out", tmp_path / "out")
+    assert "train.lc.norm.tok.de cannot be read" in said
 
 
 def test_training_sentences_that_are_all_too_long_are_refused(corpus, tmp_path, capsys):
     for language, word in (("de", "d1"), ("en", "e1")):
         with open(corpus / f"val.lc.norm.tok.{language}", "a") as file:
             file.write(f"{word}\n")
-    with pytest.raises(SystemExit) as stopped:
-        run("--data", corpus, "--out", tmp_path / "out", "--validation", "--words", 5, "--width", 16)
-    assert stopped.value.code == 2 and "no sentence of at most 5 words" in capsys.readouterr().err
+    options = ("--data", corpus, "--out", tmp_path / "out", "--validation", "--words", 5, "--width", 16)
+    assert "no sentence of at most 5 words" in refused(capsys, unsupervised, *options)
 
 
 @pytest.mark.mirror
-def test_the_archive_has_the_pairs_of_the_page(archive):
+def test_the_archive_has_the_pairs_of_the_page(mirror):
+    archive = mirror / "multi30k"
     counts = {split: [len(side) for side in unsupervised.read(archive, split)] for split in ("train", "val")}
     assert counts == {"train": [29_000] * 2, "val": [1014] * 2}
     test = unsupervised.short(unsupervised.read(archive, unsupervised.TEST), 12)
@@ -255,23 +228,11 @@ def test_the_archive_has_the_pairs_of_the_page(archive):
 
 
 @pytest.mark.mirror
-def test_a_small_run_of_the_claim_is_judged_over_seeds_and_sentences(archive, tmp_path):
-    (tmp_path / "examples").mkdir()
+def test_a_small_run_of_the_claim_is_judged_over_seeds_and_sentences(mirror, tmp_path):
     (tmp_path / "archives").mkdir()
-    shutil.copy(SCRIPT, tmp_path / "examples")
-    (tmp_path / "archives/multi30k").symlink_to(archive)
-    content = yaml.safe_load(CLAIM.read_text())
-    for arm in content["arms"].values():
-        arm["run"] += " --sentences 2000 --epochs 1"
-    claim = next(claim for claim in content["claims"] if claim["name"] == "back-translation")
-    content["arms"] = {claim[side]: content["arms"][claim[side]] for side in ("treatment", "control")}
-    content |= {"seeds": 2, "lock": [], "claims": [claim]}
-    (tmp_path / "examples" / CLAIM.name).write_text(yaml.safe_dump(content))
-    document = run_claim(f"examples/{CLAIM.name}", tmp_path)
+    (tmp_path / "archives/multi30k").symlink_to(mirror / "multi30k")
+    claim = ROOT / "examples/unsupervised_translation.yaml"
+    document = run_small_claim(claim, tmp_path, "--sentences 2000 --epochs 1", "back-translation")
     (judged,) = document["claims"]
     assert judged["metric"] == "bleu" and judged["analyses"] == ["over seeds", "over seeds and items"]
     assert all(0 <= score < 30 for side in judged["scores"].values() for score in side)
-
-
-def test_the_published_verdict_is_of_this_claim_and_agrees_with_its_scores():
-    check_published(CLAIM, SCRIPT, EVIDENCE)
