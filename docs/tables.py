@@ -8,7 +8,6 @@ hyphens for underscores; or that of a function in BY_NAME, a colon, and its argu
 header and rows, or text that is taken as it is.
 """
 
-import ast
 import csv
 import difflib
 import functools
@@ -328,11 +327,10 @@ def environment() -> Table:
 
 def sources() -> Table:
     """Return the data sets of reread/preprocessing/sources/, each with the first line of its file."""
-    rows = []
-    for path in sorted((ROOT / "reread/preprocessing/sources").glob("*.py")):
-        tree = ast.parse(path.read_text(encoding="utf-8"))
-        if any(isinstance(node, ast.FunctionDef) and node.name == "rows" for node in tree.body):
-            rows.append([f"`{path.stem}`", (ast.get_docstring(tree) or "").partition("\n")[0]])
+    from reread.commands.options import first_line
+    from reread.preprocessing.sources import SOURCES
+
+    rows = [[f"`{name}`", first_line(SOURCES, name)] for name in SOURCES.available()]
     return ["name", "content"], rows
 
 

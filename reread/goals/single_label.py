@@ -70,17 +70,12 @@ GOAL = SingleLabel(
     task="single-label",
     metrics=(
         Metric("accuracy", "Accuracy", is_right),
-        *(
-            SHARED[name]
-            for name in (
-                "macro_f1",
-                "loss",
-                "expected_calibration_error",
-                "macro_auroc",
-                "macro_recall",
-                "macro_precision",
-            )
-        ),
+        SHARED["macro_f1"],
+        SHARED["loss"],
+        SHARED["expected_calibration_error"],
+        SHARED["macro_auroc"],
+        SHARED["macro_recall"],
+        SHARED["macro_precision"],
     ),
     shown=4,
     compared_by="accuracy",

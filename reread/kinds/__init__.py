@@ -8,10 +8,9 @@ Shape legend: N rows of a data set, n rows of a batch, K classes.
 """
 
 import functools
-import importlib
+import pkgutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from operator import attrgetter
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -57,6 +56,7 @@ class RawRows:
     split     uint8 [N], 0 to 2 in the order of SPLITS
     groups    the name of each row's group; None where no groups are known
     contents  what is compared between splits to find leaks: {"exact": bytes of each row, ...}
+    order     the number that each row had as it was given; may be left out
     """
 
     digests: Sequence[bytes]
@@ -64,6 +64,7 @@ class RawRows:
     split: np.ndarray
     groups: Sequence[str] | None = None
     contents: Mapping[str, Iterable[bytes]] = field(default_factory=dict)
+    order: Sequence[int] = ()
 
 
 class RawDataSet(Protocol):
@@ -221,13 +222,7 @@ def kind(name: str) -> Kind:
 
 def load(entry: Entry) -> Any:
     """Return the function or class that ``entry`` is or names."""
-    return _imported(entry) if isinstance(entry, str) else entry
-
-
-@functools.cache
-def _imported(address: str) -> Any:
-    module, _, attribute = address.partition(":")
-    return attrgetter(attribute)(importlib.import_module(module))
+    return pkgutil.resolve_name(entry) if isinstance(entry, str) else entry
 
 
 def reader(name: str) -> type[Reader]:

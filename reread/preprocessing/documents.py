@@ -33,7 +33,7 @@ from reread.preprocessing.blocks import (
     split_into_blocks,
     write_block,
 )
-from reread.preprocessing.lengths import LengthHistogram, length_table, plot_lengths, quantile_table, write_table
+from reread.preprocessing.lengths import LengthHistogram, write_lengths
 from reread.preprocessing.raw_text import DOCUMENTS, TextDataSet
 from reread.preprocessing.rows import Census, choose_documents
 from reread.preprocessing.vocabulary import UNKNOWN_INDEX, WordCounts, build_vocabulary, word_index
@@ -81,15 +81,13 @@ def write_documents(data: TextDataSet, settings: TextSettings, working: Path, ru
     temporary.mkdir()
     found = _read(data, settings, temporary, run)
     splits, first_rows = _place(found.rows)
-    vocabulary = build_vocabulary(found.counts.at_least(settings.min_count), settings.min_count)
+    vocabulary = build_vocabulary(found.counts.at_least(settings.min_count))
     quantiles = settings.length_quantile
     kept_words = found.words.quantile(quantiles.words)
     kept_sentences = found.sentences.quantile(quantiles.sentences)
     write_json(working / "vocabulary.json", vocabulary)
-    write_table(quantile_table(found.words, found.sentences), working / "quantiles.csv")
-    write_table(length_table(found.words, found.sentences), working / "lengths.csv")
     title = f"{data.name}: lengths in the training split"
-    plot_lengths(found.words, found.sentences, kept_words, kept_sentences, title, working / "lengths.png")
+    write_lengths(found.words, found.sentences, kept_words, kept_sentences, title, working)
 
     kept = (kept_sentences, kept_words)
     directories = [temporary / str(number) for number in range(len(found.rows))]

@@ -1,14 +1,13 @@
 """Images as uint8 arrays, and the exact mean and standard deviation of each channel over the training split.
 
-Sums of pixels and of their squares are integers: the order of summation changes nothing, and sums of shards add up to
-those of the whole. Only the two results are rounded, once, to float64.
+Pixels are counted by their value, in integers: the order changes nothing, and counts of shards add up to those of the
+whole. Only the two results are rounded, once, to float64.
 
 Shape legend: N images of H x W pixels and C channels.
 """
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -25,52 +24,31 @@ from reread.storage.errors import InputError
 LARGEST_PIXEL = 255
 
 
-@dataclass(frozen=True)
-class PixelSums:
-    """The sum of each channel's pixels and of their squares, over ``count`` pixels per channel."""
-
-    count: int
-    sums: tuple[int, ...]
-    squares: tuple[int, ...]
-
-    def __add__(self, other: "PixelSums") -> "PixelSums":
-        return PixelSums(
-            self.count + other.count,
-            tuple(a + b for a, b in zip(self.sums, other.sums, strict=True)),
-            tuple(a + b for a, b in zip(self.squares, other.squares, strict=True)),
-        )
-
-    def mean(self) -> list[float]:
-        """Return the mean of pixel / 255 of each channel, float64, rounded once."""
-        return [float(Fraction(total, LARGEST_PIXEL * self.count)) for total in self.sums]
-
-    def deviation(self) -> list[float]:
-        """Return the standard deviation (of the population) of pixel / 255 of each channel, float64.
-
-        InputError for a channel that has one value only: its deviation is 0, and pixels are divided by it.
-        """
-        deviations = []
-        for channel, (total, squares) in enumerate(zip(self.sums, self.squares, strict=True)):
-            spread = self.count * squares - total * total  # count^2 times the variance of the pixel
-            if spread == 0:
-                raise InputError(
-                    f"channel {channel} has one value in all images of the training split: leave the channel out"
-                )
-            deviations.append(math.sqrt(Fraction(spread, (LARGEST_PIXEL * self.count) ** 2)))
-        return deviations
+def count_pixels(images: np.ndarray) -> np.ndarray:
+    """Count the pixels of each value for each channel: images uint8 [N, H, W, C] -> int64 [C, 256]."""
+    channels = range(images.shape[-1])
+    return np.stack([np.bincount(images[..., one].ravel(), minlength=LARGEST_PIXEL + 1) for one in channels])
 
 
-def pixel_sums(images: np.ndarray) -> PixelSums:
-    """Sum the pixels of images uint8 [N, H, W, C] for each channel."""
-    channels = images.shape[-1]
-    # A histogram of 256 values per channel gives the exact sums without a wider copy of the pixels.
-    values = np.arange(LARGEST_PIXEL + 1)
-    histograms = [np.bincount(images[..., channel].ravel(), minlength=LARGEST_PIXEL + 1) for channel in range(channels)]
-    return PixelSums(
-        images.size // channels,
-        tuple(int(counts @ values) for counts in histograms),
-        tuple(int(counts @ values**2) for counts in histograms),
-    )
+def mean_and_deviation(counts: np.ndarray) -> tuple[list[float], list[float]]:
+    """Return the mean and the standard deviation (of the population) of pixel / 255 of each channel, float64.
+
+    counts: those of ``count_pixels``.
+    InputError for a channel that has one value only: its deviation is 0, and pixels are divided by it.
+    """
+    means, deviations = [], []
+    for channel, of_values in enumerate(counts.tolist()):
+        count = sum(of_values)
+        total = sum(pixel * number for pixel, number in enumerate(of_values))
+        squares = sum(pixel**2 * number for pixel, number in enumerate(of_values))
+        spread = count * squares - total * total  # count^2 times the variance of the pixel
+        if spread == 0:
+            raise InputError(
+                f"channel {channel} has one value in all images of the training split: leave the channel out"
+            )
+        means.append(float(Fraction(total, LARGEST_PIXEL * count)))
+        deviations.append(math.sqrt(Fraction(spread, (LARGEST_PIXEL * count) ** 2)))
+    return means, deviations
 
 
 def prepare(data: ImageDataSet, settings: ImageSettings, working: Path) -> dict[str, Any]:
@@ -86,31 +64,32 @@ def prepare(data: ImageDataSet, settings: ImageSettings, working: Path) -> dict[
         _, targets = np.unique(data.labels, axis=0, return_inverse=True)
         labels = [(target,) for target in targets.ravel().tolist()]
     ids = [str(number) for number in range(len(data.images))]
-    rows = choose_rows(data.name, data.split, labels, ids, settings.rows_per_class)
-    np.save(working / "labels.npy", data.labels[rows.source], allow_pickle=False)
-    np.save(working / "raw_indices.npy", rows.source, allow_pickle=False)
+    source, splits = choose_rows(data.name, data.split, labels, ids, settings.rows_per_class)
+    np.save(working / "labels.npy", data.labels[source], allow_pickle=False)
+    np.save(working / "raw_indices.npy", source, allow_pickle=False)
     if data.boxes is not None:
         places = np.full(len(data.images), -1)
-        places[rows.source] = np.arange(len(rows.source))
+        places[source] = np.arange(len(source))
         np.save(working / "boxes.npy", move_boxes(data.boxes, places), allow_pickle=False)
 
     _, height, width, channels = data.images.shape
     sides = (settings.size, settings.size) if settings.size else (height, width)
-    last = rows.splits["train"][1]
-    sums = PixelSums(0, (0,) * channels, (0,) * channels)
+    last = splits["train"][1]
+    counts = np.zeros((channels, LARGEST_PIXEL + 1), np.int64)
 
     def written() -> Iterator[np.ndarray]:
-        nonlocal sums
+        nonlocal counts
         for part in parts(data.images):
-            images = data.images[rows.source[part]]
+            images = data.images[source[part]]
             if settings.size:
                 images = reduce_images(images, settings.size)
-            sums += pixel_sums(images[: max(0, last - part.start)])
+            counts += count_pixels(images[: max(0, last - part.start)])
             yield images
 
     try:
-        write_images(working / "images.npy", (len(rows.source), *sides, channels), written())
-        return {"splits": rows.splits, "mean": sums.mean(), "deviation": sums.deviation()}
+        write_images(working / "images.npy", (len(source), *sides, channels), written())
+        mean, deviation = mean_and_deviation(counts)
+        return {"splits": splits, "mean": mean, "deviation": deviation}
     except InputError as error:
         raise InputError(f"data set '{data.name}': {error}") from None
 

@@ -64,7 +64,7 @@ def ingest(
         present = open_data_set(name, data_directory, manifest_path)
     rows = read_rows(name, source, Path(archives_directory), mirror, progress)
     with published_directory(directory, replace=True) as working:
-        entry = write_rows(name, working, rows)
+        entry, _ = write_rows(name, working, rows)
         published_version = getattr(source, "VERSION", entry.version)
         if entry.version != published_version and not accept_new_version:
             raise InputError(

@@ -6,7 +6,6 @@ add up to that of the whole, and quantiles are exact.
 
 import math
 from collections import Counter
-from collections.abc import Iterable
 from fractions import Fraction
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -27,11 +26,8 @@ KEPT_COLOUR, CUT_COLOUR, INK = "#0072B2", "#E69F00", "#222222"
 MOST_BARS = 500
 
 
-class LengthHistogram:
-    """The number of items of each length. Histograms of parts add up by ``+`` to that of the whole."""
-
-    def __init__(self, lengths: Iterable[int] = ()):
-        self.counts: Counter[int] = Counter(lengths)
+class LengthHistogram(Counter[int]):
+    """The number of items of each length. Histograms of parts add up by ``+=`` to that of the whole."""
 
     @classmethod
     def of(cls, lengths: np.ndarray) -> "LengthHistogram":
@@ -39,29 +35,13 @@ class LengthHistogram:
         values, counts = np.unique(lengths, return_counts=True)
         return cls(dict(zip(values.tolist(), counts.tolist(), strict=True)))
 
-    def update(self, lengths: Iterable[int]) -> None:
-        self.counts.update(lengths)
-
-    def __add__(self, other: "LengthHistogram") -> "LengthHistogram":
-        return LengthHistogram(self.counts + other.counts)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, LengthHistogram) and self.counts == other.counts
-
-    __hash__ = None  # type: ignore[assignment]  # it changes
-
-    @property
-    def total(self) -> int:
-        """The number of items."""
-        return self.counts.total()
-
     @property
     def longest(self) -> int:
-        return max(self.counts)
+        return max(self)
 
     def longer_than(self, length: int) -> int:
         """Return the number of items longer than ``length``."""
-        return sum(count for one, count in self.counts.items() if one > length)
+        return sum(count for one, count in self.items() if one > length)
 
     def quantile(self, quantile: float) -> int:
         """Return the smallest length L such that at least ``quantile`` of the items have a length <= L, exactly.
@@ -71,38 +51,38 @@ class LengthHistogram:
         """
         if not 0 < quantile <= 1:
             raise InputError(f"quantile is {quantile}: it must be above 0 and at most 1")
-        needed = Fraction(str(quantile)) * self.total
+        needed = Fraction(str(quantile)) * self.total()
         reached = 0
-        for length in sorted(self.counts):
-            reached += self.counts[length]
+        for length in sorted(self):
+            reached += self[length]
             if reached >= needed:
                 return length
         raise ValueError("a histogram without items has no quantile")
 
 
-def quantile_table(words: LengthHistogram, sentences: LengthHistogram) -> pd.DataFrame:
-    """Return a table with columns level (words, sentences), quantile, length."""
-    rows = [
-        (level, quantile, histogram.quantile(quantile))
-        for level, histogram in zip(LEVELS, (words, sentences), strict=True)
-        for quantile in TABLE_QUANTILES
-    ]
-    return pd.DataFrame(rows, columns=["level", "quantile", "length"])
+def write_lengths(
+    words: LengthHistogram, sentences: LengthHistogram, kept_words: int, kept_sentences: int, title: str, folder: Path
+) -> None:
+    """Write both distributions into ``folder``, with the same bytes everywhere.
 
-
-def length_table(words: LengthHistogram, sentences: LengthHistogram) -> pd.DataFrame:
-    """Return both histograms as a table with columns level (words, sentences), length, count."""
-    rows = [
-        (level, length, histogram.counts[length])
-        for level, histogram in zip(LEVELS, (words, sentences), strict=True)
-        for length in sorted(histogram.counts)
-    ]
-    return pd.DataFrame(rows, columns=["level", "length", "count"])
-
-
-def write_table(table: pd.DataFrame, path: Path) -> None:
-    """Write a table as CSV, with the same bytes everywhere."""
-    table.to_csv(path, index=False, lineterminator="\n", float_format="%g")
+    quantiles.csv has the columns level (words, sentences), quantile and length; lengths.csv has level, length and
+    count; lengths.png is that of ``plot_lengths``.
+    """
+    levels = dict(zip(LEVELS, (words, sentences), strict=True))
+    tables = {
+        ("quantile", "length"): [
+            (level, quantile, histogram.quantile(quantile))
+            for level, histogram in levels.items()
+            for quantile in TABLE_QUANTILES
+        ],
+        ("length", "count"): [
+            (level, *item) for level, histogram in levels.items() for item in sorted(histogram.items())
+        ],
+    }
+    for columns, rows in tables.items():
+        table = pd.DataFrame(rows, columns=["level", *columns])
+        table.to_csv(folder / f"{columns[0]}s.csv", index=False, lineterminator="\n", float_format="%g")
+    plot_lengths(words, sentences, kept_words, kept_sentences, title, folder / "lengths.png")
 
 
 def plot_lengths(
@@ -135,8 +115,8 @@ def _draw(axes: "Axes", level: str, histogram: LengthHistogram, kept: int) -> No
     # Bins start at the truncation in both directions, so that no bar has both kept and truncated lengths.
     first, last = -math.ceil(kept / width), max(0, math.ceil((end - kept) / width))
     edges = kept + 0.5 + width * np.arange(first, last + 1)
-    lengths, counts = np.array(sorted(histogram.counts.items())).T
-    percent = 100 / histogram.total * np.histogram(lengths, edges, weights=counts)[0]
+    lengths, counts = np.array(sorted(histogram.items())).T
+    percent = 100 / histogram.total() * np.histogram(lengths, edges, weights=counts)[0]
     axes.stairs(percent[:-first], edges[: 1 - first], fill=True, color=KEPT_COLOUR)
     if last:
         axes.stairs(percent[-first:], edges[-first:], fill=True, color=CUT_COLOUR)
@@ -145,7 +125,7 @@ def _draw(axes: "Axes", level: str, histogram: LengthHistogram, kept: int) -> No
     side = -1 if kept > 0.5 * end else 1  # on the side that has room
     axes.axvline(kept + 0.5, color=INK, linestyle=(0, (4, 2)), linewidth=1.2)
     axes.annotate(
-        f"cut at {kept:,}\n{longer / histogram.total:.1%} of {item}s\nare longer",
+        f"cut at {kept:,}\n{longer / histogram.total():.1%} of {item}s\nare longer",
         (kept + 0.5, 1),
         xycoords=("data", "axes fraction"),
         xytext=(6 * side, -6),
@@ -159,7 +139,7 @@ def _draw(axes: "Axes", level: str, histogram: LengthHistogram, kept: int) -> No
     axes.xaxis.get_major_locator().set_params(integer=True)  # type: ignore[call-arg]
     beyond = histogram.longer_than(end)
     note = f" ({beyond:,} are longer than {end:,}, up to {histogram.longest:,})" if beyond else ""
-    axes.set_title(f"{histogram.total:,} {item}s{note}", loc="left", fontsize=10, color=INK)
+    axes.set_title(f"{histogram.total():,} {item}s{note}", loc="left", fontsize=10, color=INK)
     axes.set_xlabel(f"length of a {item} ({level})")
     axes.set_ylabel(f"share of {item}s (%{f', {width} lengths a bar' if width > 1 else ''})")
     axes.spines[["top", "right"]].set_visible(False)

@@ -9,7 +9,7 @@ Shape legend: N rows, n of them, K classes.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,6 @@ from reread.storage.locks import file_lock
 from reread.storage.prepared import SPLITS, Prepared
 
 SCHEMA = 1
-TASKS = ("single-label", "multi-label")
 DATA_DIRECTORY = Path("data")
 MANIFEST_PATH = Path("data.manifest.json")
 STORED = "stored"
@@ -75,10 +74,7 @@ class DataSetEntry:
         if missing:
             raise InputError(f"{where} has no '{missing[0]}': restore the file from git")
         refuse_unknown([value["kind"]], kinds.available(), f"{where}, kind")
-        if goals.beyond_labels(value["task"]):
-            refuse_unknown([value["task"]], goals.available(), f"{where}, task")
-            return replace(cls.from_json({**value, "task": TASKS[0]}, where), task=value["task"])
-        refuse_unknown([value["task"]], TASKS, f"{where}, task")
+        refuse_unknown([value["task"]], goals.available(), f"{where}, task")
         refuse_unknown([value.get("groups") or STORED], [STORED, *SOURCES.available()], f"{where}, groups")
         for name, expected in (("classes", (list, tuple)), ("files", dict), ("splits", dict)):
             if not isinstance(value[name], expected) or not value[name]:
@@ -171,10 +167,7 @@ def check_corpus(labels: np.ndarray, entry: DataSetEntry, where: Path | str) -> 
 
     ``labels`` as encode_labels returns them.
     """
-    if goals.beyond_labels(entry.task):
-        check_census(len(labels), len(np.unique(labels)), entry.splits, where)
-        return
-    present = len(np.unique(labels)) if entry.task == "single-label" else len(entry.classes)
+    present = len(entry.classes) if entry.task == "multi-label" else len(np.unique(labels))
     check_census(len(labels), present, entry.splits, where)
 
 

@@ -14,8 +14,8 @@ import os
 import re
 import tempfile
 from array import array
-from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import tee
 from pathlib import Path
@@ -25,6 +25,7 @@ import numpy as np
 
 from reread.kinds import RawDataSet
 from reread.preprocessing.columns import (
+    BINARY,
     KNOWN_NAMES,
     LIKE_MISSING,
     LIST,
@@ -45,10 +46,19 @@ from reread.preprocessing.manifest import (
     FileEntry,
     Manifest,
     check_census,
+    encode_labels,
     record,
 )
-from reread.preprocessing.raw import NAME, About, check_about, refuse_shared_groups, write_rows
-from reread.preprocessing.raw_images import GROUPS, IMAGES, LABELS, SPLIT, ImageRows, load_array
+from reread.preprocessing.raw import (
+    About,
+    check_about,
+    check_plain_name,
+    content_version,
+    count_leaks,
+    refuse_shared_groups,
+    write_rows,
+)
+from reread.preprocessing.raw_images import ImageRows
 from reread.preprocessing.raw_text import (
     DOCUMENTS,
     Document,
@@ -60,7 +70,7 @@ from reread.preprocessing.raw_text import (
 from reread.preprocessing.sources import SOURCES
 from reread.preprocessing.tables import DELIMITED, SPLIT_NAMES, has_class_folders, read_table, skipped_files
 from reread.storage.errors import InputError
-from reread.storage.files import below, canonical_json, published_directory, read_object, sha256_file, write_text
+from reread.storage.files import below, published_directory, read_object, sha256_file, write_text
 from reread.storage.prepared import SPLITS
 
 IDS = "ids.json"  # beside images: their ids, which are part of no version
@@ -169,7 +179,7 @@ class Table:
             labels = []
             for name in columns.labels:
                 cell = _plain(row.get(name)).lower()
-                if cell not in ("0", "1", "true", "false", ""):
+                if cell not in BINARY:
                     raise InputError(f"{where}, column '{name}': {cell!r} is neither 0 nor 1")
                 if cell in ("1", "true"):
                     labels.append(name)
@@ -384,8 +394,7 @@ def preview(
 
 def check_name(name: str) -> None:
     """Raise InputError for a name that a user's data set cannot have."""
-    if not isinstance(name, str) or not NAME.fullmatch(name):
-        raise InputError(f"data set name {name!r}: use letters, digits, '-' and '_', a letter or digit first")
+    check_plain_name(name)
     if name in SOURCES.available():
         raise InputError(f"'{name}' is the name of a published data set: give yours another by --name")
 
@@ -487,7 +496,8 @@ def _scan(table: Table) -> _Scan:
         scan.classes.update(labels)
         if table.columns.task == "regression" and len(scan.values) < 2:
             scan.values.add(table.number_of(row, where))
-        content = _file_bytes(table, text, where) if table.columns.kind == "image" else normalised_text(text).encode()
+        is_image = table.columns.kind == "image"
+        content = table.file_of(text, where).read_bytes() if is_image else normalised_text(text).encode()
         scan.key += _digest(content)
         group = table.group_of(row, number, where)
         scan.group += _digest(group.encode()) if group else scan.key[-16:]
@@ -516,10 +526,6 @@ def _note_cells(scan: _Scan, table: Table, row: Row, labels: list[str], where: s
         value = row.get(columns.labels[0])
         if isinstance(value, str) and value != labels[0]:
             scan.note(f"with spaces around the label '{labels[0]}' (the spaces are removed, the rows kept)", where)
-
-
-def _file_bytes(table: Table, value: str, where: str) -> bytes:
-    return table.file_of(value, where).read_bytes()
 
 
 def _digest(content: bytes) -> bytes:
@@ -658,10 +664,7 @@ class _Census:
         return {split: self.split.count(number) for number, split in enumerate(SPLITS)}
 
     def version(self) -> str:
-        """Return the version of texts, as ``reread.preprocessing.raw.content_version`` does."""
-        version = hashlib.sha256(canonical_json([list(self.about.classes), self.about.task]).encode())
-        version.update(np.sort(np.frombuffer(self.lines, "V32")).tobytes())
-        return version.hexdigest()
+        return content_version(self.about, np.frombuffer(self.lines, "V32"))
 
     def check(self, name: str) -> None:
         """Raise InputError where rows share an id, splits a group, or a split or all classes but one have no row."""
@@ -692,6 +695,7 @@ def _write_documents(name: str, directory: Path, rows: Iterator[tuple[str, Docum
             file.write(source.read(ends[row + 1] - ends[row]))
     os.remove(unordered)
     path = directory / DOCUMENTS
+    contents = {"exact": census.exact, "normalised": census.normalised}
     return DataSetEntry(
         kind="text",
         task=about.task,
@@ -701,23 +705,10 @@ def _write_documents(name: str, directory: Path, rows: Iterator[tuple[str, Docum
         version=census.version(),
         files={path.name: FileEntry(sha256_file(path), path.stat().st_size, len(splits))},
         splits=census.splits(),
-        leaks={how: _leaks(keys, splits) for how, keys in (("exact", census.exact), ("normalised", census.normalised))},
+        leaks={how: count_leaks(np.frombuffer(keys, "V16"), splits) for how, keys in contents.items()},
         dropped=dict(about.dropped),
         groups=STORED if census.groups else "",
     )
-
-
-def _leaks(keys: bytearray, split: np.ndarray) -> dict[str, int]:
-    """Count the distinct contents that two splits share, as reread.preprocessing.raw.count_leaks does."""
-    values = np.frombuffer(keys, "V16")
-    of_split = [np.unique(values[split == number]) for number in range(len(SPLITS))]
-    return {
-        f"{SPLITS[first]}-{SPLITS[second]}": len(of_split[first])
-        + len(of_split[second])
-        - len(np.unique(np.concatenate((of_split[first], of_split[second]))))
-        for first in range(len(SPLITS))
-        for second in range(first + 1, len(SPLITS))
-    }
 
 
 def _add_images(
@@ -733,14 +724,9 @@ def _add_images(
     say: Callable[[str], None],
 ) -> DataSetEntry:
     """Read the images into a memory-mapped array and add them. InputError names one that is broken or of other size."""
-    several = about.task == "multi-label"
-    labels: np.ndarray[Any, Any] = np.zeros(count, np.int32)
-    if several:
-        labels = np.zeros((count, len(about.classes)), np.uint8)
-    elif about.task == "regression":
-        labels = np.zeros((count, 1), np.float32)
     split = np.zeros(count, np.uint8)
     ids: list[str] = []
+    labels: list[tuple[Any, ...]] = []
     groups: list[str | None] = []
     images: np.ndarray | None = None
     Path(data_directory).mkdir(parents=True, exist_ok=True)
@@ -756,38 +742,18 @@ def _add_images(
                         os.posix_fallocate(reserved.fileno(), 0, file.stat().st_size)
             images[row], split[row] = pixels, SPLITS.index(document.split)
             ids.append(document.id)
+            labels.append(document.labels)
             groups.append(document.group)
-            if several:
-                labels[row, list(document.labels)] = 1
-            else:
-                labels[row] = document.labels[0]
         if images is None:
             raise InputError(f"{name} has no rows: a data set needs rows in {', '.join(SPLITS)}")
         known = [group for group in groups if group is not None] or None
-        added = ImageRows(about, images, labels, split, known)
+        encoded = encode_labels(labels, about.task, len(about.classes))
         with published_directory(Path(data_directory) / name, replace=True) as directory:
-            entry = write_rows(name, directory, added)
-            about_ids = {"version": entry.version, "ids": _as_written(ids, added, directory)}
+            entry, written = write_rows(name, directory, ImageRows(about, images, encoded, split, known))
+            about_ids = {"version": entry.version, "ids": [ids[row] for row in written.order]}
             write_text(directory / IDS, json.dumps(about_ids))  # in ASCII: a file's name may be no UTF-8
         record(name, entry, manifest_path)
     return entry
-
-
-def _as_written(ids: Sequence[str], rows: ImageRows, directory: Path) -> list[str]:
-    """Return the ids of images in the order in which ``write_rows`` wrote the rows into ``directory``."""
-
-    def digests(*arrays: Iterable[Any]) -> Iterator[bytes]:
-        for image, label, split, group in zip(*arrays, strict=True):
-            yield _digest(image.tobytes() + label.tobytes() + split.tobytes() + str(group).encode())
-
-    waiting = defaultdict(list)  # of equal rows the first is the last of a list
-    none = [""] * len(ids)
-    given = digests(rows.images, rows.labels, rows.split, none if rows.groups is None else rows.groups)
-    for name, digest in reversed(list(zip(ids, given, strict=True))):
-        waiting[digest].append(name)
-    images, labels, split = (load_array(directory / file) for file in (IMAGES, LABELS, SPLIT))
-    groups = none if rows.groups is None else load_array(directory / GROUPS)
-    return [waiting[digest].pop() for digest in digests(images, labels, split, groups)]
 
 
 def row_ids(data: RawDataSet) -> list[str] | None:

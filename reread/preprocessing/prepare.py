@@ -32,10 +32,7 @@ PREPARED_ROOT = Path("prepared")
 # tables and picture of lengths. The settings' values are in the key, and their defaults never change (tests/golden).
 LEFT_OUT = (
     *NOT_NUMERIC,
-    "reread.preprocessing.lengths:length_table",
-    "reread.preprocessing.lengths:plot_lengths",
-    "reread.preprocessing.lengths:quantile_table",
-    "reread.preprocessing.lengths:write_table",
+    "reread.preprocessing.lengths:write_lengths",
     "reread.preprocessing.settings",
     "reread.preprocessing.sources",
     "reread.preprocessing.workers",
@@ -60,6 +57,8 @@ def prepared_key(name: str, settings: Mapping[str, Any] | None, manifest_path: P
     if tokenizer.asked(typed):
         return tokenised.key(prepared_key(name, {**(settings or {}), "tokenizer": None}, manifest_path), typed)
     libraries = ("numpy", *(kinds.load(kind.libraries)(typed) if kind.libraries else ()))
+    # What these modules import counts as well.
+    modules = ["reread.preprocessing.prepare", kinds.module_of(kind.prepare), kinds.module_of(kind.open_raw)]
     return content_key(
         {
             "schema": SCHEMA,
@@ -72,16 +71,10 @@ def prepared_key(name: str, settings: Mapping[str, Any] | None, manifest_path: P
                 "files": {file: about.sha256 for file, about in entry.files.items()},
                 "groups": entry.groups,
             },
-            "source": numeric_digest(numeric_modules(entry.kind), without=LEFT_OUT),
+            "source": numeric_digest(modules, without=LEFT_OUT),
             "libraries": {library: importlib.metadata.version(library) for library in libraries},
         }
     )
-
-
-def numeric_modules(kind: str) -> list[str]:
-    """Return the modules that make the arrays of ``kind``; what they import counts as well."""
-    entry = kinds.kind(kind)
-    return ["reread.preprocessing.prepare", kinds.module_of(entry.prepare), kinds.module_of(entry.open_raw)]
 
 
 def prepare(

@@ -10,7 +10,6 @@ import hashlib
 import os
 import re
 import shutil
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import combinations
@@ -102,35 +101,43 @@ def refuse_shared_groups(groups: np.ndarray, names: Sequence[str], split: np.nda
         )
 
 
-def count_leaks(contents: Iterable[bytes], splits: Iterable[str]) -> dict[str, int]:
-    """Count the distinct contents that two splits share: {"train-test": 123, ...}. Only digests are held in memory."""
-    of_split: dict[str, set[bytes]] = {split: set() for split in SPLITS}
-    for content, split in zip(contents, splits, strict=True):
-        of_split[split].add(hashlib.sha256(content).digest())
-    return {f"{one}-{other}": len(of_split[one] & of_split[other]) for one, other in combinations(SPLITS, 2)}
+def digests_of(contents: Iterable[bytes]) -> np.ndarray:
+    """Return the sha256 of each content, 32 bytes [N]."""
+    digests = bytearray()
+    for content in contents:
+        digests += hashlib.sha256(content).digest()
+    return np.frombuffer(digests, "V32")
 
 
-def content_version(about: About, row_digests: Iterable[bytes]) -> str:
+def count_leaks(digests: np.ndarray, split: np.ndarray) -> dict[str, int]:
+    """Count the distinct contents that two splits share, by their digests [N]: {"train-test": 123, ...}."""
+    of_split = {name: np.unique(digests[split == number]) for number, name in enumerate(SPLITS)}
+    return {
+        f"{one}-{other}": len(np.intersect1d(of_split[one], of_split[other], assume_unique=True))
+        for one, other in combinations(SPLITS, 2)
+    }
+
+
+def content_version(about: About, row_digests: Sequence[bytes] | np.ndarray) -> str:
     """Return the hex sha256 of classes, task and the sorted digests of rows: equal content in any order is equal."""
     digest = hashlib.sha256(canonical_json([list(about.classes), about.task]).encode())
-    for row in sorted(row_digests):
-        digest.update(row)
+    digest.update(np.sort(np.asarray(row_digests, "V32")).tobytes())
     return digest.hexdigest()
 
 
-def write_rows(name: str, directory: Path, rows: Any) -> DataSetEntry:
-    """Write the rows of data set ``name`` into the empty folder ``directory`` and return their manifest entry.
+def write_rows(name: str, directory: Path, rows: Any) -> tuple[DataSetEntry, kinds.RawRows]:
+    """Write the rows of data set ``name`` into the empty folder ``directory``.
 
+    Return their manifest entry, and the rows as they are written.
     InputError for what the kind of the rows refuses, for a corpus from which nothing can be learned, and for a group
     that has rows in two splits.
     """
     directory, about = Path(directory), rows.about
     check_about(about, name)
-    written = kinds.load(kinds.kind(rows.kind).write_raw)(name, directory, rows)
+    written: kinds.RawRows = kinds.load(kinds.kind(rows.kind).write_raw)(name, directory, rows)
     if written.groups is not None:
         refuse_shared_groups(*number_groups(written.groups), written.split, name)
-    splits = [SPLITS[number] for number in written.split]
-    counts = Counter(splits)
+    counts = np.bincount(written.split, minlength=len(SPLITS)).tolist()
     entry = DataSetEntry(
         kind=rows.kind,
         task=about.task,
@@ -139,17 +146,23 @@ def write_rows(name: str, directory: Path, rows: Any) -> DataSetEntry:
         licence=about.licence,
         version=content_version(about, written.digests),
         files={
-            path.name: FileEntry(sha256_file(path), path.stat().st_size, len(splits))
+            path.name: FileEntry(sha256_file(path), path.stat().st_size, len(written.split))
             for path in sorted(directory.iterdir())
         },
-        splits={split: counts[split] for split in SPLITS},
+        splits=dict(zip(SPLITS, counts, strict=True)),
         packages=dict(about.packages),
-        leaks={how: count_leaks(contents, splits) for how, contents in written.contents.items()},
+        leaks={how: count_leaks(digests_of(contents), written.split) for how, contents in written.contents.items()},
         dropped=dict(about.dropped),
         groups=about.groups or (STORED if written.groups is not None else ""),
     )
     check_corpus(written.labels, entry, name)
-    return entry
+    return entry, written
+
+
+def check_plain_name(name: str) -> None:
+    """Raise InputError for a name that is not made of letters, digits, '-' and '_'."""
+    if not isinstance(name, str) or not NAME.fullmatch(name):
+        raise InputError(f"data set name {name!r}: use letters, digits, '-' and '_', a letter or digit first")
 
 
 def check_about(about: About, where: str) -> None:
@@ -167,12 +180,11 @@ def add_data_set(
 ) -> DataSetEntry:
     """Write data/NAME of the rows and record it in the manifest; a data set of that name is replaced.
 
-    InputError for a name that is not made of letters, digits, '-' and '_', and for what ``write_rows`` refuses.
+    InputError as ``check_plain_name`` and ``write_rows``.
     """
-    if not isinstance(name, str) or not NAME.fullmatch(name):
-        raise InputError(f"data set name {name!r}: use letters, digits, '-' and '_', a letter or digit first")
+    check_plain_name(name)
     with published_directory(Path(data_directory) / name, replace=True) as working:
-        entry = write_rows(name, working, rows)
+        entry, _ = write_rows(name, working, rows)
     record(name, entry, manifest_path)
     return entry
 

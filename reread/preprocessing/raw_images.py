@@ -217,6 +217,7 @@ def write(name: str, directory: Path, rows: ImageRows) -> RawRows:
             "exact": map(np.ndarray.tobytes, images),
             "normalised": map(normalised_pixels, images),
         },
+        order=order,
     )
 
 

@@ -121,7 +121,7 @@ class TextReader:
             word_counts.append(counts)
             # In the arrays a document without words is one unknown word.
             unknown.append(np.count_nonzero(numbers == UNKNOWN_INDEX) if kept else 0)
-            cut.append(len(sentences) > len(kept) or any(map(_longer, sentences, kept)))
+            cut.append(sum(map(len, sentences)) > sum(map(len, kept)))
         counts = np.stack(word_counts)
         return Reading(
             arrays={
@@ -136,7 +136,3 @@ class TextReader:
             },
             words=words,
         )
-
-
-def _longer(whole: list[str], kept: list[str]) -> bool:
-    return len(whole) > len(kept)

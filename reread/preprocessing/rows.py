@@ -6,7 +6,6 @@ import json
 import sqlite3
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -18,18 +17,12 @@ from reread.storage.errors import InputError
 from reread.storage.prepared import SPLITS
 
 
-@dataclass(frozen=True)
-class Rows:
-    """``source`` int64 [N]: each prepared row's number in the data's files; ``splits``: first row and the one after."""
-
-    source: np.ndarray
-    splits: dict[str, list[int]]
-
-
 def choose_rows(
     name: str, split: np.ndarray, labels: list[tuple[int, ...]], ids: Sequence[str], rows_per_class: int | None
-) -> Rows:
-    """Return all rows in split order or, with ``rows_per_class``, at most that many of each class in each split.
+) -> tuple[np.ndarray, dict[str, list[int]]]:
+    """Choose all rows in split order or, with ``rows_per_class``, at most that many of each class in each split.
+
+    Return each one's number in the data's files, int64 [N], and of each split its first row and the one after.
 
     name     the data set's, for errors
     split    uint8 [M]: 0 train, 1 validation, 2 test
@@ -48,7 +41,7 @@ def choose_rows(
             rows = first_of_each_class(((row, labels[row]) for row in ranked), rows_per_class)
         splits[one] = [len(source), len(source) + len(rows)]
         source += rows
-    return Rows(np.array(source, np.int64), splits)
+    return np.array(source, np.int64), splits
 
 
 def refuse_one_class(name: str, training_labels: Collection[tuple[int, ...]]) -> None:
@@ -94,11 +87,10 @@ class Census:
 
     def check(self, data: TextDataSet) -> None:
         """Raise InputError where nothing can be learned from the rows."""
-        if goals.beyond_labels(data.entry.task):
-            check_census(self.rows, len(self.classes), data.entry.splits, data.directory / DOCUMENTS)
-            return
-        classes = len(self.classes) if data.entry.task == "single-label" else len(data.entry.classes)
+        classes = len(data.entry.classes) if data.entry.task == "multi-label" else len(self.classes)
         check_census(self.rows, classes, data.entry.splits, data.directory / DOCUMENTS)
+        if goals.beyond_labels(data.entry.task):
+            return
         refuse_one_class(data.name, self.training_labels)
 
 

@@ -147,8 +147,3 @@ def number(
     kept = keep(sentences, kept_sentences, kept_words)
     word_counts[: len(kept)] = list(map(len, kept))
     return np.array([index.get(word, UNKNOWN_INDEX) for words in kept for word in words], np.int32), word_counts
-
-
-def encode(text: str, index: Mapping[str, int], kept_sentences: int, kept_words: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return raw text as ``number`` does: the same numbers as in a prepared data set."""
-    return number(segment(text), index, kept_sentences, kept_words)

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from reread.preprocessing.lengths import LengthHistogram, length_table, plot_lengths, quantile_table, write_table
-from reread.preprocessing.manifest import check_census, encode_labels
+from reread.preprocessing.lengths import LengthHistogram, write_lengths
+from reread.preprocessing.manifest import check_corpus, encode_labels
 from reread.preprocessing.raw_text import DOCUMENTS, Document, TextDataSet
 from reread.preprocessing.rows import choose_documents, refuse_one_class
 from reread.preprocessing.tokenizer import FILE, PACKAGE, Tokenizer
@@ -76,9 +76,7 @@ def prepare(data: TextDataSet, settings: "WithTokenizer", working: Path) -> dict
     split = np.array(of_split, np.uint8)
     encoded = encode_labels(labels, data.entry.task, len(data.entry.classes))
     if settings.rows_per_class is None:
-        several = data.entry.task == "multi-label"
-        classes = len(data.entry.classes) if several else len(np.unique(encoded))
-        check_census(len(rows), classes, data.entry.splits, data.directory / DOCUMENTS)
+        check_corpus(encoded, data.entry, data.directory / DOCUMENTS)
         refuse_one_class(data.name, {labels[row] for row in np.flatnonzero(split == 0)})
     for name, one in zip(ids, tokens, strict=True):
         if not len(one):
@@ -86,7 +84,7 @@ def prepare(data: TextDataSet, settings: "WithTokenizer", working: Path) -> dict
 
     order = np.argsort(split, kind="stable")
     training = LengthHistogram(len(tokens[row]) for row in np.flatnonzero(split == 0))
-    one_sentence = LengthHistogram({1: training.total})
+    one_sentence = LengthHistogram({1: training.total()})
     kept = training.quantile(settings.length_quantile.words)
     counts = np.array([min(kept, len(tokens[row])) for row in order], np.int32)
     arrays = {
@@ -101,9 +99,7 @@ def prepare(data: TextDataSet, settings: "WithTokenizer", working: Path) -> dict
     stops = np.cumsum(np.bincount(split, minlength=len(SPLITS))).tolist()
     splits = {name: [start, stop] for name, start, stop in zip(SPLITS, [0, *stops], stops, strict=False)}
     write_json(working / "vocabulary.json", tokenizer.vocabulary)
-    write_table(quantile_table(training, one_sentence), working / "quantiles.csv")
-    write_table(length_table(training, one_sentence), working / "lengths.csv")
-    plot_lengths(training, one_sentence, kept, 1, f"{data.name}: tokens in the training split", working / "lengths.png")
+    write_lengths(training, one_sentence, kept, 1, f"{data.name}: tokens in the training split", working)
     shown = range(splits["test"][0], min(splits["test"][1], splits["test"][0] + SHOWN_DOCUMENTS))
     words = {row: [tokenizer.vocabulary[one] for one in tokens[order[row]][:kept]] for row in shown}
     write_json(

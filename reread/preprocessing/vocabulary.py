@@ -8,12 +8,11 @@ special entries.
 import sqlite3
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from itertools import chain
 from operator import itemgetter
 from pathlib import Path
 
 PADDING, UNKNOWN = "<pad>", "<unk>"
-PADDING_INDEX, UNKNOWN_INDEX = 0, 1
+UNKNOWN_INDEX = 1  # that of padding is 0
 MOST_IN_MEMORY = 1_000_000  # distinct words
 
 
@@ -56,18 +55,12 @@ class WordCounts:
         self.in_memory.clear()
 
 
-def count_words(sentences: Iterable[Iterable[str]]) -> Counter[str]:
-    """Count the words of sentences. Counts of parts add up to those of the whole, by ``+`` or ``update``."""
-    return Counter(chain.from_iterable(sentences))
-
-
-def build_vocabulary(counts: Counter[str], min_count: int) -> list[str]:
-    """Return <pad>, <unk>, and the words seen at least ``min_count`` times, most frequent first, ties by the word.
+def build_vocabulary(counts: Counter[str]) -> list[str]:
+    """Return <pad>, <unk>, and the counted words, most frequent first, ties by the word.
 
     The order depends on the counts alone, never on the order in which they were counted.
     """
-    frequent = [word for word, count in counts.items() if count >= min_count]
-    return [PADDING, UNKNOWN, *sorted(frequent, key=lambda word: (-counts[word], word))]
+    return [PADDING, UNKNOWN, *sorted(counts, key=lambda word: (-counts[word], word))]
 
 
 def word_index(vocabulary: Sequence[str]) -> dict[str, int]:

@@ -49,11 +49,7 @@ class Workers:
         return self.processes or (DASK if self.scheduler else len(os.sched_getaffinity(0)))
 
 
-_WORKERS: ContextVar[Workers | None] = ContextVar("workers", default=None)
-
-
-def _chosen() -> Workers:
-    return _WORKERS.get() or Workers()
+_WORKERS: ContextVar[Workers] = ContextVar("workers")
 
 
 @contextlib.contextmanager
@@ -73,7 +69,7 @@ def open_workers(jobs: int, directory: Path) -> Iterator[Run]:
     ``directory`` is a temporary folder for the workers' files. InputError where the chosen workers are not
     available, or a job was refused; PassingError where a worker died.
     """
-    chosen = _chosen().chosen
+    chosen = _WORKERS.get(Workers()).chosen
     if isinstance(chosen, str):
         with _dask(directory) as run:
             yield run
@@ -157,7 +153,7 @@ def _dask_client(directory: Path) -> Iterator[Any]:
     import dask
     from distributed import Client, LocalCluster
 
-    address = _chosen().scheduler
+    address = _WORKERS.get(Workers()).scheduler
     if not address:
         settings = {
             "distributed.worker.daemon": True,

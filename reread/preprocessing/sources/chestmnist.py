@@ -10,6 +10,7 @@ Shape legend: N = 112,120 images of S x S pixels.
 
 import tempfile
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -23,7 +24,6 @@ from reread.storage.errors import InputError
 
 FILES = "https://zenodo.org/records/10519652/files/"
 ARCHIVES = (Archive("chestmnist.npz", f"{FILES}chestmnist.npz", "md5", "02c8a6516a18b556561a56cbdd36c4a8"),)
-SIZE = 28
 ROWS = (78_468, 11_219, 22_433)
 ABOUT = About(
     classes=(
@@ -48,13 +48,11 @@ ABOUT = About(
 )
 
 
-def rows(archives: Sequence[Path], progress: Callable[[str], None] = lambda line: None) -> ImageRows:
-    """Return images uint8 [N, 28, 28, 1], memory-mapped, labels uint8 [N, 14] and the published splits."""
-    return read_rows(archives, progress, SIZE)
+def read_rows(archives: Sequence[Path], progress: Callable[[str], None] = lambda line: None, *, size: int) -> ImageRows:
+    """Return images uint8 [N, size, size, 1], memory-mapped, labels uint8 [N, 14] and the published splits.
 
-
-def read_rows(archives: Sequence[Path], progress: Callable[[str], None], size: int) -> ImageRows:
-    """Do as ``rows`` does with a file of images of ``size`` pixels. InputError where it is not as published."""
+    InputError for a file that is not as published, or has images of another size.
+    """
     (path,) = archives
     progress(f"reading {path}")
     names = [f"{split}_{what}" for what in ("images", "labels") for split in ("train", "val", "test")]
@@ -75,3 +73,6 @@ def read_rows(archives: Sequence[Path], progress: Callable[[str], None], size: i
         joined = np.memmap(file, np.uint8, "r", shape=(sum(ROWS), size, size, 1))
     split = np.repeat(np.arange(3, dtype=np.uint8), ROWS)
     return ImageRows(ABOUT, joined, np.concatenate(labels), split)
+
+
+rows = partial(read_rows, size=28)

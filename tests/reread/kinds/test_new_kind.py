@@ -18,6 +18,7 @@ KIND = '''
 """Series: float32 numbers, as many for each row."""
 
 from dataclasses import dataclass
+from hashlib import sha256
 from typing import Any, ClassVar
 
 import numpy as np
@@ -65,7 +66,8 @@ def write(name, directory, rows):
     groups = np.array(rows.groups)
     for file, array in (("values", rows.values), ("labels", rows.labels), ("split", rows.split), ("groups", groups)):
         np.save(directory / f"{file}.npy", array[order])
-    return RawRows([row.tobytes() for row in rows.values[order]], rows.labels[order], rows.split[order], groups[order])
+    digests = [sha256(row.tobytes()).digest() for row in rows.values[order]]
+    return RawRows(digests, rows.labels[order], rows.split[order], groups[order])
 
 
 def prepare(data, settings, working):

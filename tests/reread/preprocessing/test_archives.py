@@ -1,7 +1,6 @@
 """Archives are read as streams, and what is not the published file is refused."""
 
 import gzip
-import io
 import os
 import tarfile
 from pathlib import Path
@@ -12,19 +11,7 @@ import pytest
 from reread.preprocessing import archives
 from reread.preprocessing.archives import read_idx, read_members
 from reread.storage.errors import InputError
-
-
-def pack(path: Path, *members: tuple[str, bytes] | tarfile.TarInfo) -> Path:
-    with tarfile.open(path, "w:gz") as archive:
-        for member in members:
-            if isinstance(member, tuple):
-                name, content = member
-                member = tarfile.TarInfo(name)
-                member.size = len(content)
-                archive.addfile(member, io.BytesIO(content))
-            else:
-                archive.addfile(member)
-    return path
+from tests.reread.preprocessing.packing import idx, pack
 
 
 def special(name: str, kind: bytes, target: str = "") -> tarfile.TarInfo:
@@ -106,10 +93,6 @@ def test_what_is_no_archive_or_not_there_is_refused(tmp_path):
     path.write_bytes(gzip.compress(b"<html>404</html>"))
     with pytest.raises(InputError, match="truncated or altered"):
         read_all(path)
-
-
-def idx(values: np.ndarray, kind: int = 0x08) -> bytes:
-    return bytes((0, 0, kind, values.ndim)) + np.array(values.shape, ">u4").tobytes() + values.tobytes()
 
 
 def test_idx_comes_back(tmp_path):

@@ -3,6 +3,7 @@
 import random
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +13,7 @@ from reread.preprocessing import blocks, rows, vocabulary
 from reread.preprocessing.blocks import number_words, split_into_blocks, truncate
 from reread.preprocessing.prepare import prepare
 from reread.preprocessing.text import mark_sentences, number, segment
-from reread.preprocessing.vocabulary import WordCounts, count_words
+from reread.preprocessing.vocabulary import WordCounts
 from reread.storage.errors import InputError
 
 ROOT = Path(__file__).parents[3]
@@ -70,7 +71,7 @@ def test_blocks_are_whole_lines_and_cover_the_file(tmp_path, monkeypatch):
 
 def test_words_are_counted_exactly_also_beyond_what_memory_holds(tmp_path, monkeypatch):
     generator = random.Random(3)
-    parts = [count_words([generator.choices(["é", *map(str, range(300))], k=400)]) for _ in range(20)]
+    parts = [Counter(generator.choices(["é", *map(str, range(300))], k=400)) for _ in range(20)]
     counted = []
     for limit in (10**6, 50):
         monkeypatch.setattr(vocabulary, "MOST_IN_MEMORY", limit)
@@ -79,7 +80,7 @@ def test_words_are_counted_exactly_also_beyond_what_memory_holds(tmp_path, monke
             counts.add([*part, "never"], [*part.values(), 0])
         counted.append(counts.at_least(20))
         assert (tmp_path / "words.sqlite").exists() == (limit == 50)
-    whole = sum(parts, start=count_words([]))
+    whole = sum(parts, Counter())
     assert counted[0] == counted[1] == {word: count for word, count in whole.items() if count >= 20}
 
 
@@ -119,7 +120,7 @@ def test_rows_are_chosen_as_from_a_list_in_memory(corpus_of, several):
     corpus_of(documents, several)
     split = np.array([["train", "validation", "test"].index(document["split"]) for document in documents], np.uint8)
     labels, ids = [document["labels"] for document in documents], [document["id"] for document in documents]
-    expected = rows.choose_rows("corpus", split, labels, ids, 7).source
+    expected, _ = rows.choose_rows("corpus", split, labels, ids, 7)
     chosen = rows.choose_documents(open_data_set("corpus"), 7, Path())
     np.testing.assert_array_equal(chosen, expected)
 

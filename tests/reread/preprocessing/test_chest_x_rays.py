@@ -5,7 +5,6 @@ import lzma
 import os
 import subprocess
 import sys
-import tarfile
 
 import numpy as np
 import pytest
@@ -20,6 +19,7 @@ from reread.preprocessing.sources import chestmnist, chestxray14
 from reread.storage.errors import InputError
 from reread.storage.prepared import open_prepared
 from reread.storage.source import ROOT
+from tests.reread.preprocessing.packing import pack
 
 PATIENTS = 12
 PICTURES = {f"{patient:08d}_{visit:03d}.png": str(patient) for patient in range(PATIENTS) for visit in range(3)}
@@ -45,14 +45,6 @@ def png(image: np.ndarray, mode: str = "L") -> bytes:
     return buffer.getvalue()
 
 
-def pack(path, members: dict[str, bytes]) -> None:
-    with tarfile.open(path, "w:gz") as archive:
-        for name, content in members.items():
-            member = tarfile.TarInfo(name)
-            member.size = len(content)
-            archive.addfile(member, io.BytesIO(content))
-
-
 def findings_of(name: str) -> str:
     number = list(PICTURES).index(name)
     return "No Finding" if number % 4 == 0 else "|".join(sorted({FINDINGS[number % 14], FINDINGS[number // 3]}))
@@ -71,7 +63,7 @@ def mirror(tmp_path):
     for number, part in enumerate((names[:20], names[20:]), 1):
         modes = ["RGBA" if index == 3 else "L" for index in range(len(part))]
         members = {f"images/{name}": png(images[name], mode) for name, mode in zip(part, modes, strict=True)}
-        pack(folder / f"images_{number:03d}.tar.gz", members)
+        pack(folder / f"images_{number:03d}.tar.gz", *members.items())
     lines = [f"{name},{findings_of(name)},0,{patient},57,M,PA" for name, patient in PICTURES.items()]
     head = "Image Index,Finding Labels,Follow-up #,Patient ID,Patient Age,Patient Gender,View Position"
     (folder / chestxray14.ENTRIES).write_text("\n".join([head, *lines]) + "\n")
@@ -182,10 +174,10 @@ def test_files_that_are_not_as_published_are_refused(mirror, tmp_path):
     entries.write_text(whole)
     script = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 8 8\n%%EOF\n"
     for content in (png(np.zeros((8, 8), np.uint8))[:-30], b"no image", script):
-        pack(mirror / "images_003.tar.gz", {"images/broken.png": content})
+        pack(mirror / "images_003.tar.gz", *{"images/broken.png": content}.items())
         with pytest.raises(InputError, match="broken.png (cannot be decoded|is no PNG)"):
             ingest("chestxray14", mirror=mirror.parent)
-    pack(mirror / "images_003.tar.gz", {"images/small.png": png(np.zeros((4, 4), np.uint8))})
+    pack(mirror / "images_003.tar.gz", *{"images/small.png": png(np.zeros((4, 4), np.uint8))}.items())
     with pytest.raises(InputError, match="small.png has 4 x 4 pixels"):
         ingest("chestxray14", mirror=mirror.parent)
     (mirror / "images_003.tar.gz").unlink()
@@ -218,7 +210,7 @@ def test_chestmnist_is_read_by_its_published_format(tmp_path, monkeypatch):
     assert np.array_equal(rows.images[30:36, ..., 0], arrays["val_images"])
     assert np.array_equal(rows.labels[36:], arrays["test_labels"]) and np.bincount(rows.split).tolist() == [30, 6, 9]
     with pytest.raises(InputError, match="64 x 64"):
-        chestmnist.read_rows([tmp_path / "chestmnist.npz"], print, 64)
+        chestmnist.read_rows([tmp_path / "chestmnist.npz"], size=64)
     np.savez(tmp_path / "short.npz", **{**arrays, "test_images": arrays["test_images"][1:]})
     with pytest.raises(InputError, match="test_images"):
         chestmnist.rows([tmp_path / "short.npz"])

@@ -11,6 +11,7 @@ from scipy.io import savemat
 from reread.preprocessing.download import Archive, find_archive
 from reread.preprocessing.sources import affine_mnist, affnist, mnist, multimnist
 from reread.storage.errors import InputError
+from tests.reread.preprocessing.packing import idx
 
 TRAIN, TEST = 60, 20
 
@@ -25,8 +26,7 @@ def archives(tmp_path, monkeypatch):
         images[:, 4:24, 4:24] = (100 + np.arange(rows) + (part == "test") * 80)[:, None, None]
         for kind, values in (("images", images), ("labels", np.arange(rows, dtype=np.uint8) % 10)):
             paths.append(tmp_path / f"{part}-{kind}.gz")
-            shape = np.array(values.shape, ">u4").tobytes()
-            paths[-1].write_bytes(gzip.compress(bytes((0, 0, 8, values.ndim)) + shape + values.tobytes()))
+            paths[-1].write_bytes(gzip.compress(idx(values)))
     return paths
 
 

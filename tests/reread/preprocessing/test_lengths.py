@@ -2,7 +2,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from reread.preprocessing.lengths import LengthHistogram, length_table, plot_lengths, quantile_table, write_table
+from reread.preprocessing.lengths import LengthHistogram, plot_lengths, write_lengths
 from reread.storage.errors import InputError
 
 
@@ -11,7 +11,7 @@ def test_quantile_is_the_smallest_length_that_covers_the_share():
     assert [histogram.quantile(share) for share in (0.01, 0.2, 0.21, 0.6, 0.61, 0.8, 0.81, 1)] == [
         1, 1, 2, 2, 3, 3, 10, 10,
     ]  # fmt: skip
-    assert histogram.total == 5
+    assert histogram.total() == 5
     assert histogram.longest == 10
     assert histogram.longer_than(2) == 2
 
@@ -44,24 +44,22 @@ def test_an_empty_histogram_has_no_quantile():
 def test_histograms_of_shards_add_up_to_that_of_the_whole():
     lengths = np.random.default_rng(3).geometric(0.05, size=2000).tolist()
     parts = [LengthHistogram(lengths[start::5]) for start in range(5)]
-    merged = sum(parts, LengthHistogram())
-    whole = LengthHistogram()
-    whole.update(lengths)
-    assert merged == whole
-    assert merged != parts[0]
+    merged, whole = LengthHistogram(), LengthHistogram(lengths)
+    for part in parts:
+        merged += part
+    assert merged == whole != parts[0]
     assert [merged.quantile(share) for share in (0.5, 0.95, 1)] == [whole.quantile(share) for share in (0.5, 0.95, 1)]
 
 
 def test_tables_hold_both_levels_and_the_same_bytes(tmp_path):
     words, sentences = LengthHistogram([1, 1, 4]), LengthHistogram([2])
-    table = quantile_table(words, sentences)
+    write_lengths(words, sentences, 4, 2, "lengths", tmp_path)
+    table = pd.read_csv(tmp_path / "quantiles.csv")
     assert table.loc[table["level"] == "words", "length"].tolist() == [1, 4, 4, 4, 4, 4]
     assert set(table.loc[table["level"] == "sentences", "length"]) == {2}
-    write_table(table, tmp_path / "quantiles.csv")
     assert (tmp_path / "quantiles.csv").read_bytes().startswith(b"level,quantile,length\nwords,0.5,1\nwords,0.75,4\n")
-    write_table(length_table(words, sentences), tmp_path / "lengths.csv")
     assert (tmp_path / "lengths.csv").read_bytes() == b"level,length,count\nwords,1,2\nwords,4,1\nsentences,2,1\n"
-    assert pd.read_csv(tmp_path / "quantiles.csv")["quantile"].tolist()[:6] == [0.5, 0.75, 0.9, 0.95, 0.99, 1]
+    assert table["quantile"].tolist()[:6] == [0.5, 0.75, 0.9, 0.95, 0.99, 1]
 
 
 @pytest.mark.parametrize("lengths", [[1], [3, 3, 3], list(range(1, 60)) * 3, [1] * 990 + [100_000] * 10])

@@ -15,7 +15,8 @@ from reread.preprocessing import documents
 from reread.preprocessing import prepare as prepare_module
 from reread.preprocessing.manifest import DataSetEntry, FileEntry, record
 from reread.preprocessing.prepare import prepare, prepared_key, summary
-from reread.preprocessing.text import encode, segment
+from reread.preprocessing.text import number as words_as_numbers
+from reread.preprocessing.text import segment
 from reread.preprocessing.vocabulary import word_index
 from reread.storage.errors import InputError
 from reread.storage.files import read_json, sha256_file
@@ -182,7 +183,8 @@ def test_a_served_model_reads_raw_text_as_it_was_prepared(place):
     kept = prepared.description["lengths"]
     in_split_order = [text for split in SPLITS for part, _, text in corpus if part == split]
     for row, text in enumerate(in_split_order):
-        tokens, word_counts = encode(text, index, kept["sentences"]["kept"], kept["words"]["kept"])
+        kept_lengths = kept["sentences"]["kept"], kept["words"]["kept"]
+        tokens, word_counts = words_as_numbers(segment(text), index, *kept_lengths)
         np.testing.assert_array_equal(tokens, prepared.arrays["tokens"][slice(*prepared.first_words[row : row + 2])])
         np.testing.assert_array_equal(word_counts, prepared.arrays["word_counts"][row])
         assert np.count_nonzero(word_counts) == prepared.arrays["sentence_counts"][row]

@@ -1,10 +1,8 @@
 """The published data sets: small archives that the tests pack, and the real ones where REREAD_MIRROR names a folder."""
 
 import gzip
-import io
 import os
 import re
-import tarfile
 from collections import Counter
 from pathlib import Path
 
@@ -16,6 +14,7 @@ from reread.preprocessing.manifest import open_data_set
 from reread.preprocessing.raw import add_data_set
 from reread.preprocessing.sources import cifar10, cifar100, imdb, mnist, movie_reviews, newsgroups20
 from reread.storage.errors import InputError
+from tests.reread.preprocessing.packing import idx, pack
 
 
 @pytest.fixture
@@ -24,15 +23,6 @@ def mirror():
     if not folder:
         pytest.skip("REREAD_MIRROR names no folder with the published archives")
     return Path(folder)
-
-
-def pack(path: Path, members: dict[str, bytes]) -> Path:
-    with tarfile.open(path, "w:gz") as archive:
-        for name, content in members.items():
-            member = tarfile.TarInfo(name)
-            member.size = len(content)
-            archive.addfile(member, io.BytesIO(content))
-    return path
 
 
 def reviews() -> dict[str, bytes]:
@@ -48,14 +38,14 @@ def reviews() -> dict[str, bytes]:
 
 def test_imdb_does_not_depend_on_how_it_is_packed(tmp_path, monkeypatch):
     monkeypatch.setattr(imdb, "REVIEWS", 40)
-    plain = pack(tmp_path / "plain.tar.gz", reviews())
+    plain = pack(tmp_path / "plain.tar.gz", *reviews().items())
     others = {
         "aclImdb/README": b"Read me.",
         "aclImdb/train/unsup/0_0.txt": b"No label.",
         "aclImdb/train/labeledBow.feat": b"9 0:9",
         "aclImdb/train/pos/urls.txt": b"http",
     }
-    full = pack(tmp_path / "full.tar.gz", others | dict(reversed(reviews().items())))
+    full = pack(tmp_path / "full.tar.gz", *(others | dict(reversed(reviews().items()))).items())
     data, manifest = tmp_path / "data", tmp_path / "data.manifest.json"
     entry = add_data_set("one", imdb.rows([plain]), data, manifest)
     assert add_data_set("other", imdb.rows([full]), data, manifest) == entry
@@ -73,16 +63,16 @@ def test_imdb_refuses_what_is_not_the_published_content(tmp_path, monkeypatch):
     path = tmp_path / "imdb" / "aclImdb_v1.tar.gz"
     path.parent.mkdir()
     data, manifest = tmp_path / "data", tmp_path / "data.manifest.json"
-    pack(path, reviews())
+    pack(path, *reviews().items())
     with pytest.raises(InputError, match="has 40 labelled reviews, the published archive has 50000"):
         ingest("imdb", data, manifest, mirror=tmp_path)
     monkeypatch.setattr(imdb, "REVIEWS", 40)
     with pytest.raises(InputError, match="has other content than the published one"):
         ingest("imdb", data, manifest, mirror=tmp_path)
-    pack(path, {**reviews(), "aclImdb/test/pos/0_9.txt": b"caf\xe9"})
+    pack(path, *{**reviews(), "aclImdb/test/pos/0_9.txt": b"caf\xe9"}.items())
     with pytest.raises(InputError, match="'aclImdb/test/pos/0_9.txt' has invalid UTF-8 at byte 3"):
         ingest("imdb", data, manifest, mirror=tmp_path)
-    pack(path, {**reviews(), "../../x": b"out"})
+    pack(path, *{**reviews(), "../../x": b"out"}.items())
     with pytest.raises(InputError, match="'../../x' leads outside"):
         ingest("imdb", data, manifest, mirror=tmp_path)
     assert list(data.iterdir()) == [] and not manifest.exists()
@@ -93,13 +83,13 @@ def test_newsgroups_are_stripped_and_what_is_left_without_a_word_is_counted(tmp_
     message = b"From: a@b\nSubject: x\n\nA B writes:\n> quoted\nMy own caf\xe9.\n\n--\nA signature\n"
     path = pack(
         tmp_path / "x.tar.gz",
-        {
+        *{
             "20news-bydate-train/sci.med/1": message,
             "20news-bydate-train/sci.med/2": b"From: a\n\n> quoted\n",
             "20news-bydate-train/sci.med/4": b"From: a\n\n> quoted\n  ^^^^^^\n",
             "20news-bydate-test/sci.space/3": message.replace(b"\n", b"\r\n"),
             "20news-bydate-test/README": b"",
-        },
+        }.items(),
     )
     rows = newsgroups20.rows([path])
     assert [(document.id, document.text) for document in rows.documents] == [
@@ -129,10 +119,6 @@ def test_messages_are_stripped_as_scikit_learn_does(text):
     assert newsgroups20.strip_message(text) == reference.strip_newsgroup_quoting(body)
 
 
-def idx(values: np.ndarray) -> bytes:
-    return gzip.compress(bytes((0, 0, 8, values.ndim)) + np.array(values.shape, ">u4").tobytes() + values.tobytes())
-
-
 def test_mnist_puts_the_four_files_together(tmp_path, monkeypatch):
     monkeypatch.setattr(mnist, "SHAPES", ((30, 28, 28), (30,), (5, 28, 28), (5,)))
     generator = np.random.default_rng(0)
@@ -140,7 +126,7 @@ def test_mnist_puts_the_four_files_together(tmp_path, monkeypatch):
     parts = (train, np.arange(30, dtype=np.uint8) % 10, test, np.arange(5, dtype=np.uint8))
     paths = [tmp_path / f"{number}.gz" for number in range(4)]
     for path, part in zip(paths, parts, strict=True):
-        path.write_bytes(idx(part))
+        path.write_bytes(gzip.compress(idx(part)))
     rows = mnist.rows(paths)
     assert rows.images.shape == (35, 28, 28, 1) and np.array_equal(rows.images[30:, ..., 0], test)
     assert rows.labels.tolist() == [*range(10)] * 3 + [*range(5)]
@@ -157,15 +143,15 @@ def test_cifar10_reads_planes_as_channels(tmp_path, monkeypatch):
     records = np.concatenate([labels[:, None], images.transpose(0, 3, 1, 2).reshape(24, -1)], axis=1)
     members = {name: records[4 * n : 4 * n + 4].tobytes() for n, name in enumerate(cifar10.BATCHES)}
     others = {"cifar-10-batches-bin/readme.html": b"", "cifar-10-batches-bin/batches.meta.txt": b"airplane\n"}
-    rows = cifar10.rows([pack(tmp_path / "x.tar.gz", others | dict(reversed(members.items())))])
+    rows = cifar10.rows([pack(tmp_path / "x.tar.gz", *(others | dict(reversed(members.items()))).items())])
     assert np.array_equal(rows.images, images) and rows.labels.tolist() == labels.tolist()
     assert set(rows.split[:20]) <= {0, 1} and set(rows.split[20:]) == {2}
     del members[cifar10.BATCHES[2]]
     with pytest.raises(InputError, match="has 5 batches, the published archive has 6"):
-        cifar10.rows([pack(tmp_path / "y.tar.gz", members)])
+        cifar10.rows([pack(tmp_path / "y.tar.gz", *members.items())])
     members[cifar10.BATCHES[2]] = b"x"
     with pytest.raises(InputError, match="has 1 bytes in cifar-10-batches-bin/data_batch_3.bin"):
-        cifar10.rows([pack(tmp_path / "z.tar.gz", members)])
+        cifar10.rows([pack(tmp_path / "z.tar.gz", *members.items())])
 
 
 def test_cifar100_has_the_fine_labels_and_their_names(tmp_path, monkeypatch):
@@ -182,7 +168,7 @@ def test_cifar100_has_the_fine_labels_and_their_names(tmp_path, monkeypatch):
         "cifar-100-binary/coarse_label_names.txt": b"fish\n",
     }
     data, manifest = tmp_path / "data", tmp_path / "data.manifest.json"
-    rows = cifar100.rows([pack(tmp_path / "x.tar.gz", members)])
+    rows = cifar100.rows([pack(tmp_path / "x.tar.gz", *members.items())])
     assert np.array_equal(rows.images, images) and rows.labels.tolist() == fine.tolist()
     assert set(rows.split[:300]) == {0, 1} and set(rows.split[300:]) == {2}
     entry = add_data_set("cifar100", rows, data, manifest)
@@ -196,26 +182,26 @@ def test_cifar100_has_the_fine_labels_and_their_names(tmp_path, monkeypatch):
         ]
     ):
         with pytest.raises(InputError, match=fault):
-            cifar100.rows([pack(tmp_path / f"{number}.tar.gz", members | {name: content})])
+            cifar100.rows([pack(tmp_path / f"{number}.tar.gz", *(members | {name: content}).items())])
     del members[cifar100.TEST]
     with pytest.raises(InputError, match="no member 'cifar-100-binary/test.bin'"):
-        cifar100.rows([pack(tmp_path / "z.tar.gz", members)])
+        cifar100.rows([pack(tmp_path / "z.tar.gz", *members.items())])
 
 
 def test_movie_reviews_are_split_by_the_authors_folds(tmp_path, monkeypatch):
     monkeypatch.setattr(movie_reviews, "REVIEWS", 20)
     names = [f"txt_sentoken/{label}/cv{fold}00_{fold}.txt" for label in ("neg", "pos") for fold in range(10)]
     members = dict.fromkeys(names, b'one sentence . \n\n and " two " . \n')
-    path = pack(tmp_path / "x.tar.gz", {"poldata.README.2.0": b"", **members})
+    path = pack(tmp_path / "x.tar.gz", *{"poldata.README.2.0": b"", **members}.items())
     documents = movie_reviews.rows([path]).documents
     assert {document.text for document in documents} == {'one sentence .\n\nand " two " .'}
     assert documents[19].id == "pos/cv900_9.txt" and documents[19].labels == (1,)
     assert [document.split for document in documents] == 2 * [*["train"] * 8, "validation", "test"]
     with pytest.raises(InputError, match="is not ASCII at byte 0"):
-        movie_reviews.rows([pack(tmp_path / "y.tar.gz", {**members, names[3]: b"\xe9"})])
+        movie_reviews.rows([pack(tmp_path / "y.tar.gz", *{**members, names[3]: b"\xe9"}.items())])
     del members[names[3]]
     with pytest.raises(InputError, match="has 19 reviews, the published archive has 20"):
-        movie_reviews.rows([pack(tmp_path / "z.tar.gz", members)])
+        movie_reviews.rows([pack(tmp_path / "z.tar.gz", *members.items())])
 
 
 @pytest.mark.mirror

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from reread.preprocessing import text as texts
-from reread.preprocessing.text import LONGEST_PIECE, encode, find_words, keep, number, segment
+from reread.preprocessing.text import LONGEST_PIECE, find_words, keep, number, segment
 from reread.preprocessing.vocabulary import word_index
 
 INDEX = word_index(["<pad>", "<unk>", "a", "cat", "sat", "."])
@@ -39,7 +39,7 @@ def test_segment(text, sentences):
 @pytest.mark.parametrize("text", ["", " ", "\n\n\t", "\u200b\xa0", "\x00"])
 def test_a_text_without_words_has_no_sentence_and_is_one_unknown_word_as_numbers(text):
     assert segment(text) == []
-    tokens, word_counts = encode(text, INDEX, kept_sentences=2, kept_words=3)
+    tokens, word_counts = number(segment(text), INDEX, kept_sentences=2, kept_words=3)
     assert tokens.dtype == word_counts.dtype == np.int32
     assert tokens.tolist() == [1]
     assert word_counts.tolist() == [1, 0]

@@ -16,7 +16,7 @@ def repository(tmp_path, monkeypatch):
     who = ("-c", "user.name=a", "-c", "user.email=a@b")
     for command in (("init", "-q"), ("add", "."), (*who, "commit", "-qm", "All")):
         subprocess.run(["git", "-C", tmp_path, *command], check=True)
-    monkeypatch.setattr(git, "SOURCE", tmp_path)
+    monkeypatch.setattr(git, "ROOT", tmp_path)
     return tmp_path
 
 
@@ -43,7 +43,7 @@ def test_a_line_keeps_its_commit_when_its_file_moves_and_when_others_change(repo
 
 
 def test_no_checkout_outside_of_git(tmp_path, monkeypatch):
-    monkeypatch.setattr(git, "SOURCE", tmp_path)
+    monkeypatch.setattr(git, "ROOT", tmp_path)
     assert git.checkout() is None
 
 
