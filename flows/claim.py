@@ -1,10 +1,9 @@
 """Flow: the runs of a claim on commands (`reread claim FILE --flow`), a task each."""
 
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
-
-from prefect.context import FlowRunContext
 
 from flows.definition import project_flow
 from reread.arms.jobs import Job, make_jobs
@@ -16,13 +15,12 @@ from tasks.claim import run_command, run_commands_on_slurm
 from tasks.progress import say
 
 
-def run_name() -> str:
-    """Return the name of the flow run that begins: that of its claim file."""
-    context = FlowRunContext.get()
-    return Path(((context and context.parameters) or {})["file"]).stem
+def name_of(parameters: Mapping[str, Any]) -> str:
+    """Return the name of a flow run with these parameters: that of its claim file."""
+    return Path(parameters["file"]).stem
 
 
-@project_flow("claim", run_name)
+@project_flow("claim", name_of)
 def claim(
     file: str,
     seeds: list[int],

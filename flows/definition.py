@@ -1,14 +1,15 @@
 """How a flow is defined: its name, the name of a run, and a failure that begins with what to do."""
 
 import functools
-from collections.abc import Callable
-from typing import ParamSpec, TypeVar, cast
+from collections.abc import Callable, Mapping
+from typing import Any, ParamSpec, TypeVar, cast
 
 from prefect import Flow, flow
 from prefect.context import FlowRunContext
+from prefect.runtime import flow_run
 from prefect.states import Failed
 
-from flows.parameters import run_name
+from flows.parameters import name_of
 from reread.storage.errors import InputError, PassingError, WorkFailed
 from tasks.liveness import locked
 from tasks.progress import outermost_flow
@@ -17,12 +18,14 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
-def project_flow(name: str, named: Callable[[], str] = run_name) -> Callable[[Callable[P, R]], Flow[P, R]]:
-    """Make a function a Prefect flow whose runs are ``named`` by that function: by default by their experiment."""
+def project_flow(
+    name: str, named: Callable[[Mapping[str, Any]], str] = name_of
+) -> Callable[[Callable[P, R]], Flow[P, R]]:
+    """Make a function a Prefect flow whose runs are ``named`` by their parameters: by default by their experiment."""
 
     def define(function: Callable[P, R]) -> Flow[P, R]:
-        body = locked(failing_in_one_line(outermost_flow(function)))
-        return flow(name=name, flow_run_name=named, log_prints=True)(body)
+        body = locked()(failing_in_one_line(outermost_flow()(function)))
+        return flow(name=name, flow_run_name=lambda: named(flow_run.parameters), log_prints=True)(body)
 
     return define
 

@@ -1,9 +1,8 @@
-"""The parameters that the flows share: as a deployment's page describes them, and as a plan."""
+"""The parameters that deployed flows share: as a deployment's page describes them, and as a plan."""
 
 from collections.abc import Mapping
 from typing import Annotated, Any
 
-from prefect.context import FlowRunContext
 from pydantic import Field
 
 from reread.planning.experiment import experiments
@@ -47,14 +46,11 @@ def plan_of(
     return make_plan(experiment, variants, seeds, overrides or ()) if plan is None else plan
 
 
-def run_name() -> str:
-    """Return the name of the flow run that begins: its experiment, and what is selected of it."""
-    context = FlowRunContext.get()
-    return name_of((context and context.parameters) or {})
-
-
 def name_of(parameters: Mapping[str, Any]) -> str:
-    """Return the name of a flow run with these parameters: ``tiny``, or ``tiny: han, seeds 0, 1``."""
+    """Return the name of a flow run with these parameters: its experiment, and what is selected of it.
+
+    ``tiny``, or ``tiny: han, seeds 0, 1``.
+    """
     plan: Plan | None = parameters.get("plan")
     if plan is None:
         name, chosen = parameters["experiment"], parameters

@@ -15,7 +15,7 @@ from reread.storage.run_folder import JOB, RESULT, TIMING
 from reread.tracking.runs import open_tracking
 from tasks import SET_HERE
 from tasks.progress import say
-from tasks.slurm import POLL_SECONDS, Run, queued_tasks, refuse_no_slurm, run_on_slurm, sbatch_options
+from tasks.slurm import Run, queued_tasks, refuse_no_slurm, run_on_slurm, sbatch_options
 from tasks.step import step
 
 FOLDER = "slurm"
@@ -38,7 +38,6 @@ def run_commands_on_slurm(
     options: Mapping[str, Any],
     runs_per_job: int = 1,
     fresh: bool = False,
-    poll_seconds: float = POLL_SECONDS,
 ) -> None:
     """Run jobs that are not finished on a Slurm cluster, and wait until they have ended.
 
@@ -60,7 +59,7 @@ def run_commands_on_slurm(
     # A command sees the variables of its user: not those that this process has set for itself.
     command = ["env", *(f"--unset={name}" for name in sorted(SET_HERE)), sys.executable, "-m", "reread.arms"]
     runs = [Run(str(files[job.key]), lambda job=job: job.finished) for job in jobs]  # type: ignore[misc]
-    logs = run_on_slurm(runs, command, chosen, folder, runs_per_job, poll_seconds)
+    logs = run_on_slurm(runs, command, chosen, folder, runs_per_job)
     if failed := [job for job in jobs if str(files[job.key]) in logs]:
         log = failed[0].log if failed[0].log.exists() else logs[str(files[failed[0].key])]
         raise RunFailed(

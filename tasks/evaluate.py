@@ -222,13 +222,10 @@ def _baselines(
     """Return the baselines, on the raw data of the same rows as the networks have, C by the metric that is asked."""
     first = goal(prepared.task).names[0]
     labels = {split: prepared.labels[prepared.rows(split)] for split in raw}
-
-    def metric_of(name: str) -> str | None:
-        return None if asked.get(name, first) == first else asked[name]
-
+    others = {name: metric for name, metric in asked.items() if metric != first}
     return {
         baseline.name: evaluate_baseline(
-            baseline.name, raw, labels, prepared.task, prepared.classes, cache, metric_of(baseline.name), say
+            baseline.name, raw, labels, prepared.task, prepared.classes, cache, others.get(baseline.name), say
         )
         for baseline in kinds.baselines_of(prepared.kind, prepared.task)
     }

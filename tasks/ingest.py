@@ -20,21 +20,15 @@ from tasks.step import publish_results, step
 
 
 @step(task_run_name="ingest-{data}")
-def ingest(data: str, accept_new_version: bool = False, mirror: str | None = None) -> str:
+def ingest(data: str, accept_new_version: bool = False, mirror: Path | None = None) -> str:
     """Make data set ``data``, or verify it; return the version that the manifest knows it by."""
-    folder = Path(mirror) if mirror else None
     read_manifest()
     try:
-        entry = ingest_source(data, accept_new_version=accept_new_version, mirror=folder, progress=say)
+        entry = ingest_source(data, accept_new_version=accept_new_version, mirror=mirror, progress=say)
     except InputError as error:
         raise InputError(f"{error}{how_to_mend(data)}") from None
     say(f"{data}: {sizes(entry)}")
     return entry.version
-
-
-def known_names() -> set[str]:
-    """The data sets that can be made here, and those of the manifest."""
-    return {*SOURCES.available(), *Manifest.load().datasets}
 
 
 @command
@@ -46,12 +40,12 @@ def main() -> None:
         "--accept-new-version", action="store_true", help="record data that differs from the manifest as a new version"
     )
     arguments = parser.parse_args()
-    refuse_unknown(arguments.names, known_names(), "the names given")
+    refuse_unknown(arguments.names, {*SOURCES.available(), *Manifest.load().datasets}, "the names given")
     of_experiment = load_experiment(arguments.experiment).data_sets if arguments.experiment else embedded()
     names = arguments.names or of_experiment
     mirror = read_environment().mirror
     for name in names:
-        ingest.fn(name, arguments.accept_new_version, str(mirror) if mirror else None)
+        ingest.fn(name, arguments.accept_new_version, mirror)
     publish_results(
         arguments.experiment or "default",
         "ingest",

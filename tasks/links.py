@@ -4,22 +4,19 @@ Without servers of the user's own (MLFLOW_TRACKING_URI, PREFECT_API_URL) they ar
 ports, which shows what this folder's databases have.
 """
 
-import os
 from collections.abc import Mapping
-from urllib.parse import urlsplit
 
 from reread.evaluation.report import Links
 from reread.tracking.pages import server_of
 from reread.tracking.runs import open_tracking
 from tasks.prefect_run import flow_run_page
-from tasks.provenance import UI
 
 
 def links(experiment: str, run_ids: Mapping[str, str]) -> Links:
     """Return the links of an experiment's report; ``run_ids``: MLflow's id of each run by its key, as far as known."""
     base = mlflow_address(experiment) if run_ids else None
     pages = {"Runs in MLflow": base} if base else {}
-    if address := prefect_address():
+    if address := flow_run_page():
         pages["Flow in Prefect"] = address
     return Links(pages, {key: f"{base}/runs/{run_id}" for key, run_id in run_ids.items()} if base else {})
 
@@ -31,11 +28,3 @@ def mlflow_address(experiment: str) -> str | None:
         return f"{server_of(tracking.uri)}/#/experiments/{tracking.experiment(experiment)}"
     except Exception:  # whatever MLflow, its database or its server raise
         return None
-
-
-def prefect_address() -> str | None:
-    """Return the page of the flow run that this process is in, or None outside a flow."""
-    page = flow_run_page()
-    if not page or os.environ.get("PREFECT_API_URL"):
-        return page
-    return f"{UI}{urlsplit(page).path}"

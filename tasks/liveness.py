@@ -8,12 +8,11 @@ those whose lock is free. Flow runs of another folder or machine have no lock he
 
 import atexit
 import contextlib
-import functools
 import os
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, ParamSpec, TypeVar
+from typing import Any
 from uuid import UUID
 
 from prefect.client.orchestration import SyncPrefectClient, get_client
@@ -35,32 +34,26 @@ HELD = contextlib.ExitStack()
 # The flow runs of this process that a signal ended.
 INTERRUPTED: list[UUID] = []
 
-P = ParamSpec("P")
-R = TypeVar("R")
 
-
-def locked(function: Callable[P, R]) -> Callable[P, R]:
-    """Let the process hold the lock of each flow run of ``function``, a flow's; without a flow run do nothing."""
-
-    @functools.wraps(function)
-    def run(*arguments: P.args, **keywords: P.kwargs) -> R:
-        context = FlowRunContext.get()
-        if context is None or context.flow_run is None:
-            return function(*arguments, **keywords)
-        path = (FOLDER / f"{context.flow_run.id}.lock").absolute()
-        unnamed = path.with_suffix(".new")
-        HELD.enter_context(file_lock(unnamed))
-        # Renamed once it is locked: no process sees the lock of a live flow run free.
-        os.rename(unnamed, path)
-        # Prefect sends the final state after the function has returned.
-        atexit.register(_remove_if_final, path, context.flow_run)
-        try:
-            return function(*arguments, **keywords)
-        except (KeyboardInterrupt, TerminationSignal):
-            INTERRUPTED.append(context.flow_run.id)
-            raise
-
-    return run
+@contextlib.contextmanager
+def locked() -> Iterator[None]:
+    """Let the process hold the lock of the flow run whose function is the block; without a flow run do nothing."""
+    context = FlowRunContext.get()
+    if context is None or context.flow_run is None:
+        yield
+        return
+    path = (FOLDER / f"{context.flow_run.id}.lock").absolute()
+    unnamed = path.with_suffix(".new")
+    HELD.enter_context(file_lock(unnamed))
+    # Renamed once it is locked: no process sees the lock of a live flow run free.
+    os.rename(unnamed, path)
+    # Prefect sends the final state after the function has returned.
+    atexit.register(_remove_if_final, path, context.flow_run)
+    try:
+        yield
+    except (KeyboardInterrupt, TerminationSignal):
+        INTERRUPTED.append(context.flow_run.id)
+        raise
 
 
 def _remove_if_final(path: Path, flow_run: FlowRun) -> None:

@@ -7,6 +7,9 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from prefect.context import FlowRunContext, TaskRunContext
 
+# Where `reread ui` serves Prefect's pages.
+UI = "http://127.0.0.1:4200"
+
 
 def flow_context() -> "FlowRunContext | None":
     """Return the context of the flow run that this code is in, or None."""
@@ -43,9 +46,13 @@ def flow_run_id() -> str | None:
 
 
 def flow_run_page() -> str | None:
-    """Return the page of that flow run on Prefect's server, or None."""
-    if not flow_run_id():
-        return None
+    """Return the page of that flow run, or None: on the server of PREFECT_API_URL, else where `reread ui` shows it.
+
+    The server of a session ends with it; `reread ui` shows the same runs.
+    """
+    run_id = flow_run_id()
+    if run_id is None or not os.environ.get("PREFECT_API_URL"):
+        return run_id and f"{UI}/runs/flow-run/{run_id}"
     from prefect.runtime import flow_run
 
     page: str | None = flow_run.ui_url

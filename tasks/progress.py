@@ -1,11 +1,11 @@
 """Progress of training: the board for a person; a log line per run and a bar of epochs in Prefect."""
 
-import functools
+import contextlib
 import re
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Iterator, Mapping
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast
+from typing import TYPE_CHECKING, Any, cast
 from uuid import UUID
 
 from reread.storage.errors import BREAKS, printable
@@ -17,24 +17,18 @@ if TYPE_CHECKING:
     from prefect.context import FlowRunContext
 
 ARTIFACT_SECONDS = 2.0
-P = ParamSpec("P")
-R = TypeVar("R")
 
 OUTERMOST: "ContextVar[FlowRunContext | None]" = ContextVar("outermost", default=None)
 
 
-def outermost_flow(function: Callable[P, R]) -> Callable[P, R]:
+@contextlib.contextmanager
+def outermost_flow() -> Iterator[None]:
     """Let the first flow that is entered keep the summary: lines and artifacts of the flows inside it."""
-
-    @functools.wraps(function)
-    def run(*arguments: P.args, **keywords: P.kwargs) -> R:
-        token = OUTERMOST.set(OUTERMOST.get() or flow_context())
-        try:
-            return function(*arguments, **keywords)
-        finally:
-            OUTERMOST.reset(token)
-
-    return run
+    token = OUTERMOST.set(OUTERMOST.get() or flow_context())
+    try:
+        yield
+    finally:
+        OUTERMOST.reset(token)
 
 
 def in_outermost_flow() -> bool:

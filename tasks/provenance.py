@@ -12,9 +12,6 @@ from reread.storage.git import checkout
 from reread.storage.job import Job
 from tasks.prefect_run import flow_run_id, flow_run_page
 
-# Where `reread ui` serves Prefect's pages.
-UI = "http://127.0.0.1:4200"
-
 
 def commit() -> dict[str, Any]:
     """The git commit of the source and whether files differ from it; ``none`` outside a checkout."""
@@ -42,9 +39,7 @@ def provenance(job: Job) -> dict[str, Any]:
     if Path("data.dvc").is_file():
         tags["data.dvc.md5"] = read_yaml(Path("data.dvc"))["outs"][0]["md5"]
     if flow_run := flow_run_id():
-        # The server of a session ends with it; `reread ui` shows the same runs.
-        page = flow_run_page() if os.environ.get("PREFECT_API_URL") else f"{UI}/runs/flow-run/{flow_run}"
-        tags |= {"prefect.flow_run": flow_run, "prefect.url": page or ""}
+        tags |= {"prefect.flow_run": flow_run, "prefect.url": flow_run_page() or ""}
     if os.environ.get("DVC_STAGE"):
         tags["dvc.stage"] = os.environ["DVC_STAGE"]
     return tags

@@ -31,7 +31,7 @@ def train_on_slurm(
     options: of sbatch, as submitit names them (REREAD_SLURM). runs_per_job: trained by one process in turn.
     InputError for a wrong option and without Slurm; TrainingFailed where runs ended without a result.
     """
-    missing = [job for job in jobs if fresh or not is_finished(job)]
+    missing = [job for job in jobs if fresh or not job.run.is_whole()]
     if not missing:
         return
     refuse_no_slurm()
@@ -39,9 +39,9 @@ def train_on_slurm(
     for job in (job for job in missing if str(job.file) not in queued):
         if fresh and not is_retry():
             remove_run(job.run_directory)
-        if not is_finished(job):
+        if not job.run.is_whole():
             write_job(job)
-    runs = [Run(str(job.file), lambda job=job: is_finished(job)) for job in missing]  # type: ignore[misc]
+    runs = [Run(str(job.file), job.run.is_whole) for job in missing]
     chosen = parameters(missing, options)
     logs = run_on_slurm(runs, training_command(missing[0]), chosen, FOLDER, runs_per_job, poll_seconds)
     failed = [job for job in missing if str(job.file) in logs]
@@ -68,10 +68,6 @@ def parameters(jobs: Sequence[Job], options: Mapping[str, Any]) -> dict[str, Any
     if gpus := max(job.processes if job.machine.get("cuda") else 0 for job in jobs):
         ours["gpus_per_node"] = gpus
     return sbatch_options(ours, options)
-
-
-def is_finished(job: Job) -> bool:
-    return job.run.finished and not job.run.damage()
 
 
 def remove_run(run_directory: Path) -> None:

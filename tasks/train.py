@@ -20,7 +20,6 @@ from reread.storage.errors import InputError, command
 from reread.storage.files import remove_directory, write_json
 from reread.storage.job import Job
 from reread.storage.locks import run_locked
-from reread.storage.run_folder import RunFolder
 from reread.tracking.recording import settle, unrecorded
 from reread.tracking.runs import ORIGIN, open_tracking
 from reread.tracking.times import Times, now
@@ -80,7 +79,7 @@ def reuse(jobs: Sequence[Job]) -> list[str]:
 
     One task for all of them, and one question to MLflow.
     """
-    finished = [job for job in jobs if is_reusable(job.run)]
+    finished = [job for job in jobs if job.run.is_whole()]
     known = recorded_runs({job.experiment for job in finished})
     for job in finished:
         if (job.experiment, job.variant, job.run_key) not in known:
@@ -88,10 +87,6 @@ def reuse(jobs: Sequence[Job]) -> list[str]:
         BOARD.end(job, trained=False)
         say(f"{_summary(job)} (finished before, {job.run_directory})", summary=True)
     return [str(job.run_directory) for job in finished]
-
-
-def is_reusable(run: RunFolder) -> bool:
-    return run.finished and run.damage() is None
 
 
 def recorded_runs(experiments: Iterable[str]) -> set[tuple[str, str, str]]:
@@ -157,13 +152,12 @@ def main() -> None:
         refuse_untuned(plan)
     prepared = {key: preprocess.fn(about) for key, about in plan.preparations().items()}
     settle(plan.environment, say)
-    BOARD.expect(plan.jobs(prepared), plan.environment.workers)
+    runs: dict[tuple[Any, ...], Path] = {}
     with kept_processes(), recording_in_background(), ThreadPoolExecutor(plan.environment.workers) as pool:
-        runs = {
-            (job.variant, job.seed, job.fold or 0): Path(folder)
-            for jobs in rounds(plan, prepared)
-            for job, folder in zip(jobs, pool.map(train.fn, jobs), strict=True)
-        }
+        for jobs in rounds(plan, prepared):
+            BOARD.expect(jobs, plan.environment.workers)
+            for job, folder in zip(jobs, pool.map(train.fn, jobs), strict=True):
+                runs[job.variant, job.seed, job.fold or 0] = Path(folder)
     if unrecorded(plan.environment.runs):
         settle(plan.environment, say)
     if publishes(plan.name):

@@ -138,6 +138,10 @@ class RunFolder:
             return str(error)
         return None
 
+    def is_whole(self) -> bool:
+        """Return whether the run is finished, and none of its files damaged."""
+        return self.finished and self.damage() is None
+
     def refuse_damage(self) -> None:
         """Raise InputError where a file of a finished run is damaged."""
         if self.finished and (damage := self.damage()):

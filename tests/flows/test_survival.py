@@ -241,7 +241,7 @@ with Servers() as servers:
         servers.running[0][1].wait()
 
     with client_settings({**client_of(server.port), "PREFECT_CLIENT_MAX_RETRIES": "0"}):
-        project_flow("alone", lambda: "alone")(alone)()
+        project_flow("alone", lambda _: "alone")(alone)()
 """
 
 
