@@ -9,7 +9,6 @@ import os
 import signal
 import sys
 from pathlib import Path
-from typing import Any
 
 from reread.arms.jobs import read_job, refuse_other_machine
 from reread.arms.run import RunFailed, run_all
@@ -20,13 +19,9 @@ def say(line: str) -> None:
     print(printable(line, BREAKS), flush=True)
 
 
-def interrupt(*_: Any) -> None:
-    """Treat SIGTERM as Ctrl-C, which ends the command that runs."""
-    raise KeyboardInterrupt
-
-
 def main(files: list[str]) -> int:
-    signal.signal(signal.SIGTERM, interrupt)
+    # As Ctrl-C, which ends the command that runs.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         jobs = [read_job(Path(file)) for file in files]
         refuse_other_machine(jobs)

@@ -13,10 +13,10 @@ What stands above ``arms`` holds for all of them. The claims are named as in any
 import re
 import shlex
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 
-from reread.planning.claims import ClaimFile, is_claim_file, read_claim_file, resolve
+from reread.planning.claims import ClaimFile, filled, is_claim_file, read_claim_file, resolve
 from reread.storage.errors import InputError, nearest, refuse_unknown
 from reread.verdicts.scores import Claim, Scores
 from reread.verdicts.seeds import few_seeds, least_seeds, refuse_further_seeds
@@ -71,13 +71,7 @@ class ArmsFile(ClaimFile, Arm):
 
     def resolved_arms(self) -> dict[str, Arm]:
         """Return each arm with what stands above the arms filled in."""
-        names = [field.name for field in fields(Arm)]
-        common = {name: getattr(self, name) for name in names}
-        own = {arm: vars(given) for arm, given in (self.arms or {}).items()}
-        return {
-            arm: Arm(**{**common, **{name: value for name, value in given.items() if value is not None}})
-            for arm, given in own.items()
-        }
+        return {name: filled(arm, self) for name, arm in (self.arms or {}).items()}
 
 
 def read_arms_file(path: Path) -> ArmsFile:

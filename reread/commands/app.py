@@ -52,11 +52,6 @@ def load(name: str) -> Any:
     return typer.main.get_command(app)
 
 
-def summary(name: str) -> str:
-    """The first line of a subcommand's docstring; the file is parsed and not imported."""
-    return first_line(REGISTRY, name)
-
-
 def make_app() -> typer.Typer:
     """Make the application with a line for each subcommand that there is a file of."""
     app = typer.Typer(
@@ -68,7 +63,7 @@ def make_app() -> typer.Typer:
     )
     app.callback()(lambda: None)
     for name in REGISTRY.available():
-        app.command(display_name(name), help=summary(name))(lambda: None)
+        app.command(display_name(name), help=first_line(REGISTRY, name))(lambda: None)
     return app
 
 

@@ -25,7 +25,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.table import Table
@@ -95,7 +95,7 @@ def command(
         with progress(as_json=True):
             run_commands_on_slurm.fn(jobs, environment.slurm, environment.runs_per_job, no_cache)
     else:
-        signal.signal(signal.SIGTERM, interrupt)
+        signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C
         run_all(jobs, users_environment(), workers, say, no_cache)
     table = scores_table(jobs)
     path = file.parent / FOLDER / file.stem / TABLE
@@ -142,8 +142,3 @@ def print_runs(jobs: Sequence[Job], as_json: bool) -> None:
 def say(line: str) -> None:
     """Tell a person one line on stderr: stdout has the verdicts."""
     print(printable(line, BREAKS), file=sys.stderr, flush=True)
-
-
-def interrupt(*_: Any) -> None:
-    """Treat SIGTERM as Ctrl-C."""
-    raise KeyboardInterrupt

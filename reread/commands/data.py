@@ -51,6 +51,6 @@ def command(
     from tasks.ingest import ingest
 
     with progress(as_json):
-        versions = {name: ingest.fn(name, accept_new_version, str(mirror) if mirror else None) for name in names}
+        versions = {name: ingest.fn(name, accept_new_version, mirror) for name in names}
     if as_json:
         print_json(versions)

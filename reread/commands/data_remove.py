@@ -8,11 +8,11 @@ that no experiment would reuse. A data set of the project itself is refused.
 Then: `dvc add data`, and commit data.dvc and data.manifest.json.
 """
 
+import contextlib
 import sys
-from collections.abc import Callable, Collection, Mapping, Sequence
-from functools import partial
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -87,34 +87,29 @@ def uses(name: str) -> Mapping[str, list[str]]:
     from reread.planning.plan import PLAN
     from reread.planning.runs import RESULTS, all_runs
     from reread.storage.files import read_object
-    from reread.storage.run_folder import JOB, RunFolder
-
-    def job_data(run: RunFolder) -> Collection[str]:
-        return [run.job.get("data", "")]
-
-    def plan_data(path: Path) -> Collection[str]:
-        data: Mapping[str, Any] = read_object(path, "data")["data"]
-        return data
-
-    def experiment_data(name: str) -> Collection[str]:
-        return load_experiment(name).data_sets
+    from reread.storage.run_folder import JOB
 
     users: dict[str, list[str]] = {"runs": [], "reports": [], "experiments": [], "unreadable files": []}
 
-    def look(part: str, shown: str, file: Path, data: Callable[[], Collection[str]]) -> None:
+    @contextlib.contextmanager
+    def reading(file: Path) -> Iterator[None]:
         try:
-            if name in data():
-                users[part].append(shown)
+            yield
         except InputError:
             users["unreadable files"].append(str(file))
 
     environment = read_environment()
     for run in all_runs(environment.runs):
-        look("runs", run.key, run.directory / JOB, partial(job_data, run))
+        with reading(run.directory / JOB):
+            if run.job.get("data") == name:
+                users["runs"].append(run.key)
     for root in (environment.reports, RESULTS):
-        for path in sorted(Path(root).glob(f"[!.]*/{PLAN}")):
-            look("reports", str(path.parent), path, partial(plan_data, path))
+        for path in sorted(root.glob(f"[!.]*/{PLAN}")):
+            with reading(path):
+                if name in read_object(path, "data")["data"]:
+                    users["reports"].append(str(path.parent))
     for experiment in experiments():
-        file = EXPERIMENTS / f"{experiment}.yaml"
-        look("experiments", experiment, file, partial(experiment_data, experiment))
+        with reading(EXPERIMENTS / f"{experiment}.yaml"):
+            if name in load_experiment(experiment).data_sets:
+                users["experiments"].append(experiment)
     return users

@@ -46,7 +46,7 @@ def command(
     with progress(as_json), prefect_session():
         from flows.evaluate import evaluate
 
-        report = Path(evaluate(experiment, plan=plan, so_far=so_far))
+        report = Path(evaluate(plan=plan, so_far=so_far))
     if as_json:
         print_json(results_of(report))
     else:

@@ -16,6 +16,7 @@ from typing import Annotated
 
 import typer
 
+from reread.commands.judging import refuse_file
 from reread.commands.options import AsJson, print_json
 from reread.commands.verify import of_document, of_folders
 from reread.evaluation.verdict_index import LIST, PAGE, REPORT, Evidence, citable, gather, index_page, listing
@@ -33,8 +34,7 @@ def command(
     as_json: AsJson = False,
 ) -> None:
     target = output or folder
-    if target.exists() and not target.is_dir():
-        raise InputError(f"--output {target} is a file: give a folder")
+    refuse_file(target)
     evidence = gather(folder)
     for known in evidence:
         refuse_different(folder, known)

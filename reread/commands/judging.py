@@ -11,7 +11,6 @@ from rich.text import Text
 from reread.commands.options import print_json, print_table
 from reread.evaluation.judged import badge, report_page
 from reread.evaluation.verdict_table import claims_table, verdict_text
-from reread.importers import Source
 from reread.importers.rows import Reader, digest_of, find_sources
 from reread.planning.claims import ClaimFile, resolve
 from reread.storage.errors import InputError, printable
@@ -57,12 +56,11 @@ def judged(
     refuse_further_seeds("an arm", max(map(max, seeds)), given.second_look, "a claim")
     look = which_look({"second_look": given.second_look, "seeds": range(min(treatment for treatment, _ in seeds))})
     verdicts = judge_claims(claims, by_metric, given.alpha, look, given.cautions or (), given.earlier_reads)
-    inputs = [input_of(*pair) for pair in zip(reader.sources, reader.formats, strict=True)]
+    inputs = [
+        {"file": source.text, "arm": source.arm, "format": name, "sha256": digest_of(source)}
+        for source, name in zip(reader.sources, reader.formats, strict=True)
+    ]
     return make_document(claims, verdicts, by_metric, inputs, reader.columns, given.provenance, arms)
-
-
-def input_of(source: Source, name: str) -> dict[str, Any]:
-    return {"file": source.text, "arm": source.arm, "format": name, "sha256": digest_of(source)}
 
 
 def deliver(

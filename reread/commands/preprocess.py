@@ -31,6 +31,6 @@ def command(
     with progress(as_json), prefect_session():
         from flows.preprocess import preprocess
 
-        folders = preprocess(experiment, plan=plan, fresh=no_cache)
+        folders = preprocess(plan=plan, fresh=no_cache)
     if as_json:
         print_json({"prepared": list(folders.values())})

@@ -67,10 +67,6 @@ class Server:
     def page(self) -> str:
         return f"http://{self.host}:{self.port}"
 
-    @property
-    def where_log(self) -> str:
-        return f"; its log: {self.log}" if self.log else ""
-
     def start(self) -> subprocess.Popen[bytes]:
         """Start the process in a session of its own."""
         environment = {**os.environ, **self.environment}
@@ -318,7 +314,8 @@ class Servers:
             return InputError(
                 f"{server.name} {what}: the disk of {folder} has no room for its database: make room there"
             )
-        return ServerFailed(f"{server.name} {what}{server.where_log}")
+        log = f"; its log: {server.log}" if server.log else ""
+        return ServerFailed(f"{server.name} {what}{log}")
 
 
 @contextlib.contextmanager

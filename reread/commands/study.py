@@ -70,7 +70,7 @@ def command(
     as_json: AsJson = False,
 ) -> None:
     if name is None:
-        listed = {study: summary(study) for study in REGISTRY.available()}
+        listed = {study: first_line(REGISTRY, study) for study in REGISTRY.available()}
         print_json(listed) if as_json else print(*(f"{name:<12} {line}" for name, line in listed.items()), sep="\n")
         return
     module = REGISTRY.module(name)
@@ -104,11 +104,6 @@ def evidence_of(module: ModuleType, source: "TrainedNetworks | EvaluatedExperime
     if source is None:
         return None
     return source.keys()["experiment"] if getattr(module, "PER_EXPERIMENT", False) else source.data
-
-
-def summary(name: str) -> str:
-    """Return the first line of a study's docstring; the file is parsed and not imported."""
-    return first_line(REGISTRY, name)
 
 
 def settings_of(module: ModuleType, options: list[str], debug: bool) -> Any:

@@ -30,6 +30,7 @@ from rich.text import Text
 
 from reread.commands.data_add import try_lock_of
 from reread.commands.options import AsJson, completion, print_json, print_results, print_table, progress, results_of
+from reread.goals import beyond_labels, metric_words
 from reread.storage.errors import InputError
 from reread.storage.locks import held_alone
 
@@ -136,7 +137,6 @@ def try_networks(
     refuse_elsewhere()
     entry = read_manifest().entry(name)  # before slow imports
 
-    from reread.goals import beyond_labels
     from reread.planning.entrance import undecidable
     from reread.planning.resolve import make_plan
     from reread.planning.trial import (
@@ -204,13 +204,6 @@ def alone(name: str) -> contextlib.AbstractContextManager[object]:
             f"networks are tried on '{name}', or it is added or removed, by {by}: wait until that ends, then run again"
         ),
     )
-
-
-def metric_words(metric: str) -> str:
-    """Return a metric as a sentence has it."""
-    from reread.goals import metric_words
-
-    return metric_words(metric)
 
 
 def tune(tuning: dict[str, Any], plan: "Plan", seconds: float) -> tuple["Plan", Mapping[str, Any]]:
@@ -286,10 +279,10 @@ def print_estimate(
             there = (Path(about["directory"]) / DESCRIPTION).is_file()
             prepared[key] = str(prepared_in(Path(folder), about)) if dry_run and not there else preprocess.fn(about)
         *tunings, final = plans
-        to_tune = [job for plan in tunings for job in plan.unfinished(prepared)]
-        to_compare = final.unfinished(prepared)
-        jobs, workers = [*to_tune, *to_compare], final.environment.workers
         every = [job for plan in plans for job in plan.jobs(prepared)]
+        jobs, workers = [job for job in every if not job.run.finished], final.environment.workers
+        to_compare = sum(job.experiment == final.name for job in jobs)
+        to_tune = len(jobs) - to_compare
         estimated = estimate(jobs, workers)
         first = estimate(every, workers) if len(every) > len(jobs) else estimated
         baselines = baseline_seconds(Path(next(iter(prepared.values())))) if jobs else 0.0
@@ -309,7 +302,7 @@ def print_estimate(
     further = (sum(parts(first, len(every)).values()) if minutes is None else 60.0 * minutes) if tunings else 0.0
     of_folds = "" if final.folds is None else f" and {final.folds} folds"
     print(
-        f"{len(jobs)} runs ({len(to_tune)} to tune, {len(to_compare)} of {len(final.seeds)} seeds{of_folds}): about "
+        f"{len(jobs)} runs ({to_tune} to tune, {to_compare} of {len(final.seeds)} seeds{of_folds}): about "
         f"{duration(seconds)} on this machine as it is now, less where runs end early"
     )
     table = Table(box=None, padding=(0, 2, 0, 0), show_header=False)
@@ -326,7 +319,7 @@ def print_estimate(
         print(f"then about {duration(further)} more at most, where a choice is at the edge of what was tried")
     if seconds > LONG_SECONDS:
         print(f"shorter: `reread try {name} --epochs N`, or --variant NAME for only one network, or a GPU")
-    return len(to_tune), len(to_compare), seconds, further
+    return to_tune, to_compare, seconds, further
 
 
 def print_champion(name: str, report: Path) -> None:

@@ -18,9 +18,9 @@ import dataclasses
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import yaml
 from pydantic import Field
@@ -31,6 +31,9 @@ from reread.planning.validation import validate
 from reread.storage.errors import InputError, nearest
 from reread.verdicts.document import Provenance
 from reread.verdicts.scores import LARGEST, Claim, Scores
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
 
 SUFFIXES = (".yaml", ".yml")
 TREATMENT, CONTROL = "treatment", "control"
@@ -86,6 +89,7 @@ class ClaimFile(Named):
 
 
 Kind = TypeVar("Kind", bound=ClaimFile)
+Part = TypeVar("Part", bound="DataclassInstance")
 
 
 def is_claim_file(text: str) -> bool:
@@ -135,15 +139,18 @@ def checked(values: Mapping[str, Any], where: str, kind: type[Kind]) -> Kind:
 ScoresOf = Callable[[str | None], Scores]
 
 
+def filled(own: Part, above: object) -> Part:
+    """Return a part of a claim file with what stands above it for each name that it leaves out."""
+    return replace(own, **{name: getattr(above, name) for name, value in vars(own).items() if value is None})
+
+
 def resolve(given: ClaimFile, scores_of: ScoresOf) -> list[Claim]:
     """Return the claims with their names, arms, margins and directions; InputError says what is missing."""
-    common = {field.name: getattr(given, field.name) for field in fields(Named)}
     if given.claims is not None and not given.claims:
         raise InputError("claims is an empty list: name one")
     claims: list[Claim] = []
     for written in given.claims or [Named()]:
-        own = {name: value for name, value in vars(written).items() if value is not None}
-        named = Named(**{**common, **own})
+        named = filled(written, given)
         scores = scores_of(named.metric)
         treatments: list[str | None]
         treatments = [*named.treatment] if isinstance(named.treatment, list) else [named.treatment]

@@ -59,10 +59,6 @@ class Environment(BaseSettings):
     )
     project: Path | None = Field(None, description="folder in which a Prefect worker runs deployments; set by `serve`")
 
-    def to_json(self) -> dict[str, Any]:
-        """Return the values as JSON, by the fields' names."""
-        return self.model_dump(mode="json")
-
 
 def read_environment() -> Environment:
     """Read the variables; InputError names the first that is wrong."""

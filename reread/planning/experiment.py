@@ -371,14 +371,10 @@ def _grid(grid: Any, where: str) -> Iterator[tuple[str, dict[str, Any]]]:
     refuse_unknown(grid, SECTIONS, where)
     axes = list(_axes(grid, (), where))
     _refuse_many(math.prod(len(values) for _, values in axes), where)
+    places = [place for place, _ in axes]
     for combination in itertools.product(*(values for _, values in axes)):
-        settings: dict[str, Any] = {}
-        for (place, _), value in zip(axes, combination, strict=True):
-            settings = merged(settings, nested(place, value))
-        yield (
-            ",".join(f"{'.'.join(place[1:])}={value}" for (place, _), value in zip(axes, combination, strict=True)),
-            settings,
-        )
+        chosen = list(zip(places, combination, strict=True))
+        yield ",".join(f"{'.'.join(place[1:])}={value}" for place, value in chosen), nested(chosen)
 
 
 def _refuse_many(trials: int, where: str) -> None:
@@ -420,7 +416,7 @@ def _overrides(overrides: Iterable[str], chosen: list[str], names: list[str]) ->
         if not equals or not steps or not all(steps):
             raise InputError(f"{where} is not SECTION.SETTING=VALUE: write for example training.learning_rate=0.02")
         try:
-            change = nested((section, *steps), parse_yaml(value))
+            change = nested([((section, *steps), parse_yaml(value))])
         except (yaml.YAMLError, ValueError, RecursionError) as error:
             raise InputError(f"{where}: its value is not valid YAML ({' '.join(str(error).split())})") from None
         for target in targets:

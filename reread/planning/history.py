@@ -13,22 +13,21 @@ from typing import Any
 from yaml import YAMLError
 
 from reread.planning.experiment import EXPERIMENTS, expanded
-from reread.planning.plan import Plan
+from reread.planning.plan import DECIDED_BY, Plan
 from reread.planning.schema import ComparisonGroup, parse_yaml, read_yaml
 from reread.planning.validation import validate
-from reread.storage.errors import InputError
-from reread.storage.git import SOURCE, Commit, commits, file_at
+from reread.storage.errors import ROOT, InputError
+from reread.storage.git import Commit, commits, file_at
 from reread.verdicts import rule
 from reread.verdicts.reads import Fixed
 
 NUMBERS = ("equivalence_margin", "alpha", "evaluate_on", "metric", "withhold_untuned", "second_look", "seeds", "folds")
-DECIDED_BY = ("treatment", "control", "reference", "metric", "equivalence_margin")
 RULE_FILE = Path(rule.__file__)
 # The line of reread/verdicts/rule.py that has the version of the rule.
 VERSION_LINE = "^VERSION = "
 
 
-def fixed(plan: Plan, root: Path = Path()) -> Fixed | None:
+def fixed(plan: Plan) -> Fixed | None:
     """Return the commits that fixed a plan's form and the rule.
 
     None where it is not known: without git or its whole history, with changes that are not committed, and of a plan
@@ -36,8 +35,8 @@ def fixed(plan: Plan, root: Path = Path()) -> Fixed | None:
     """
     if plan.partial:
         return None
-    form = form_since(plan.name, root)
-    versions = commits(SOURCE, [RULE_FILE.relative_to(SOURCE)], VERSION_LINE)
+    form = form_since(plan.name)
+    versions = commits(ROOT, [RULE_FILE.relative_to(ROOT)], VERSION_LINE)
     return Fixed(form, versions[0]) if form and versions else None
 
 

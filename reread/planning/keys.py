@@ -38,11 +38,6 @@ IMPLEMENTATION = re.compile(r"extension(; .*)?|reference")
 MACHINE_NAMES = ("torch", "cuda", "cudnn", "numpy", "device", "kernels")
 
 
-def run_key(parts: Mapping[str, Any]) -> str:
-    """Return the name of a run's folder, 16 hex digits."""
-    return content_key(parts)
-
-
 def without_code(parts: Mapping[str, Any]) -> dict[str, Any]:
     """Return the parts of a run's key that are not of the code."""
     return {name: value for name, value in parts.items() if name not in ("source", "kernels")}
@@ -51,7 +46,7 @@ def without_code(parts: Mapping[str, Any]) -> dict[str, Any]:
 def key_parts(
     model: str, network: Any, training: Any, seed: int, data: str, machine: Mapping[str, Any], source: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Return what decides the weights.
+    """Return what decides the weights; their ``content_key`` is the run's.
 
     network, training: the settings' dataclasses. data: of ``data_digest``. machine: of ``job_machine``. source: of
     ``source``.

@@ -13,6 +13,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from pydantic_core import to_jsonable_python
+
 import models
 from reread.planning import keys
 from reread.planning.environment import Environment, variable
@@ -34,6 +36,8 @@ from reread.training.settings import Settings as TrainingSettings
 PLAN = "plan.json"
 # Parts of a design that few experiments have: the records and keys of the others do without them.
 OPTIONAL = ("metric", "withhold_untuned", "second_look", "folds")
+# Of a comparison what its verdict is decided by.
+DECIDED_BY = ("treatment", "control", "reference", "metric", "equivalence_margin")
 
 
 @dataclass(frozen=True)
@@ -111,11 +115,7 @@ class Plan(Design):
 
     def to_json(self) -> dict[str, Any]:
         """Return the plan as JSON values."""
-        value = {member.name: getattr(self, member.name) for member in dataclasses.fields(self)}
-        for name in ("variants", "bases"):
-            value[name] = {key: dict(vars(variant)) for key, variant in getattr(self, name).items()}
-        value["environment"] = self.environment.to_json()
-        plain: dict[str, Any] = _plain(value)
+        plain: dict[str, Any] = to_jsonable_python(self)
         return plain
 
     def record(self) -> dict[str, Any]:
@@ -134,12 +134,11 @@ class Plan(Design):
         versions = {f"data {name}": about and about["version"] for name, about in self.data.items()}
         rule = {"equivalence_margin": self.equivalence_margin, "alpha": self.alpha, "evaluate_on": self.evaluate_on}
         rule |= {name: value for name in OPTIONAL if (value := getattr(self, name))}
-        decided_by = ("treatment", "control", "reference", "metric", "equivalence_margin")
         comparisons = [
-            {key: comparison[key] for key in decided_by if key in comparison} for comparison in self.comparisons
+            {key: comparison[key] for key in DECIDED_BY if key in comparison} for comparison in self.comparisons
         ]
         design = {**variants, **versions, "seeds": self.seeds, "comparisons": comparisons, "rule": rule}
-        plain: dict[str, Any] = _plain(design)
+        plain: dict[str, Any] = to_jsonable_python(design)
         return plain
 
     def select_data(self, names: Iterable[str]) -> "Plan":
@@ -294,7 +293,7 @@ class Plan(Design):
         source = keys.source(variant.model, description["kind"], network, training)
         data = keys.data_digest(description)
         parts = keys.key_parts(variant.model, network, training, seed, data, machine, source)
-        run_key = keys.run_key(parts)
+        run_key = content_key(parts)
         return Job(
             run_key=run_key,
             key_parts=parts,
@@ -325,12 +324,3 @@ def job_settings(job: Job) -> tuple[Any, Any]:
     """Return the settings of the network and of training that a job has, as their dataclasses, checked."""
     network = read(models.settings_class(job.model), job.network, f"{job.file}: network")
     return network, read(TrainingSettings, job.training, f"{job.file}: training")
-
-
-def _plain(value: Any) -> Any:
-    """``value`` as JSON values, copied."""
-    if isinstance(value, Mapping):
-        return {str(name): _plain(member) for name, member in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(member) for member in value]
-    return value if isinstance(value, str | int | float | bool | None) else str(value)

@@ -28,11 +28,11 @@ def all_runs(root: Path | None = None) -> list[RunFolder]:
     return [RunFolder(path.parent) for path in sorted(root.glob(f"*/{JOB}")) if not path.parent.name.startswith(".")]
 
 
-def find_run(name: str, root: Path | None = None) -> RunFolder:
+def find_run(name: str) -> RunFolder:
     """Return the run whose key is or begins with ``name``, or whose folder it is. InputError names the nearest."""
     if (Path(name) / JOB).is_file():
         return RunFolder(Path(name))
-    root = root or read_environment().runs
+    root = read_environment().runs
     runs = {run.key: run for run in all_runs(root)}
     key = Path(name).name
     matching = [run for run in runs if run.startswith(key)]

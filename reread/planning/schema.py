@@ -74,18 +74,18 @@ class VariantSection(File):
     training: Section = {}
 
 
-class Variant(VariantSection):
-    """One variant; its ``grid`` replaces the experiment's, and its ``space`` that of the experiment's search."""
-
-    grid: Grid = None
-    space: dict[str, Any] | None = None
-
-
 class OwnGrid(File):
-    """The grid or the space of one variant in an experiment that tunes another; it replaces the experiment's."""
+    """The grid or the space of one variant, which replaces that of the experiment or of its search.
+
+    An experiment that tunes another gives its variants these alone.
+    """
 
     grid: Grid = None
     space: dict[str, Any] | None = None
+
+
+class Variant(VariantSection, OwnGrid):
+    """One variant."""
 
 
 class Search(File):

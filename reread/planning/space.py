@@ -66,13 +66,15 @@ def flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return addresses
 
 
-def nested(path: Iterable[str], value: Any) -> dict[str, Any]:
-    """Return the mapping that has ``value`` at ``path``: {"training": {"learning_rate": 0.01}}."""
-    *outer, last = path
-    branch = {last: value}
-    for step in reversed(outer):
-        branch = {step: branch}
-    return branch
+def nested(values: Iterable[tuple[Iterable[str], Any]]) -> dict[str, Any]:
+    """Return the mapping that has each value at its path: {"training": {"learning_rate": 0.01}}."""
+    settings: dict[str, Any] = {}
+    for (*outer, last), value in values:
+        place = settings
+        for step in outer:
+            place = place.setdefault(step, {})
+        place[last] = value
+    return settings
 
 
 def axes(space: Mapping[str, Any], where: str) -> list[Axis]:
@@ -142,21 +144,10 @@ def propose(
         for trial in asked:
             values = [(axis, axis.value(trial.params[".".join(axis.path)])) for axis in space]
             names.append(",".join(f"{axis.name}={value}" for axis, value in values))
-            sections[names[-1]] = _settings(values)
+            sections[names[-1]] = nested((axis.path, value) for axis, value in values)
         scores = [score(name, sections[name]) for name in names]
         if None in scores:
             break
         for trial, value in zip(asked, scores, strict=True):
             study.tell(trial, value)
     return sections
-
-
-def _settings(values: Iterable[tuple[Axis, Any]]) -> dict[str, Any]:
-    """Return the values as nested settings: {"training": {"learning_rate": 0.01}}."""
-    settings: dict[str, Any] = {}
-    for axis, value in values:
-        place = settings
-        for step in axis.path[:-1]:
-            place = place.setdefault(step, {})
-        place[axis.path[-1]] = value
-    return settings

@@ -129,10 +129,7 @@ def experiment_of(
 
     The margin is that of the earlier one too.
     """
-    variants = {
-        variant: {key: section[key] for key in section if key != "grid"}
-        for variant, section in tuning["variants"].items()
-    }
+    variants = {variant: untuned(section) for variant, section in tuning["variants"].items()}
     baseline = kinds.baselines_of(entry.kind, entry.task)[0].name
     earlier = written(name)
     return {
@@ -148,15 +145,16 @@ def experiment_of(
     }
 
 
+def untuned(section: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the section of a variant without its grid."""
+    return {key: value for key, value in section.items() if key != "grid"}
+
+
 def as_chosen_before(experiment: Mapping[str, Any], tuning: Mapping[str, Any]) -> dict[str, Any]:
     """Return the experiment before tuning with what an earlier one chose, of each variant that is tried as it was then.
 
     These are the runs that will be compared where the tuning chooses the same again, as it does of finished runs.
     """
-
-    def untuned(section: Mapping[str, Any]) -> dict[str, Any]:
-        return {key: value for key, value in section.items() if key != "grid"}
-
     name = experiment["defaults"]["data"]
     before, chosen = (written(known).get("variants", {}) for known in (tuning_name(name), name))
     variants = {
@@ -233,11 +231,11 @@ def claim(name: str, network: str, baseline: str, metric: str) -> dict[str, str]
     }
 
 
-def grid_of(variant: str, model: str, root: Path = Path()) -> dict[str, Any]:
+def grid_of(variant: str, model: str) -> dict[str, Any]:
     """Return what is tried of a variant; of one that GRIDS lacks two learning rates, the greater from params.yaml."""
     if variant in GRIDS:
         return GRIDS[variant]
-    parameters = read_yaml(root / PARAMETERS_FILE)
+    parameters = read_yaml(PARAMETERS_FILE)
     of_model = parameters.get("models", {}).get(model, {})
     rate = merged(parameters["training"], of_model.get("training", {}))["learning_rate"]
     return {"training": {"learning_rate": [float(f"{0.3 * rate:.3g}"), rate]}}
@@ -322,9 +320,9 @@ def is_of_another_hand(path: Path) -> bool:
     return not path.read_bytes().startswith(MARK.encode())
 
 
-def written(name: str, root: Path = Path()) -> dict[str, Any]:
+def written(name: str) -> dict[str, Any]:
     """Return experiments/NAME.yaml as an earlier `reread try` wrote it, or {}; InputError for others."""
-    path = root / path_of(name)
+    path = path_of(name)
     if not path.is_file():
         return {}
     if is_of_another_hand(path):
@@ -332,9 +330,9 @@ def written(name: str, root: Path = Path()) -> dict[str, Any]:
     return read_yaml(path)
 
 
-def write_experiment(name: str, content: Mapping[str, Any], root: Path = Path()) -> Path:
+def write_experiment(name: str, content: Mapping[str, Any]) -> Path:
     """Write experiments/NAME.yaml; InputError where another hand wrote the one that is there."""
-    written(name, root)
+    written(name)
     text = yaml.safe_dump(dict(content), sort_keys=False, allow_unicode=True, width=110)
-    write_text(root / path_of(name), MARK + text)
-    return root / path_of(name)
+    write_text(path_of(name), MARK + text)
+    return path_of(name)

@@ -12,7 +12,7 @@ from typing import Any
 import yaml
 
 from reread.evaluation.trials import tuned
-from reread.planning.experiment import EXPERIMENTS, SECTIONS, merged
+from reread.planning.experiment import EXPERIMENTS, SECTIONS
 from reread.planning.plan import PLAN, Plan, Variant
 from reread.planning.resolve import make_plan
 from reread.planning.runs import RESULTS
@@ -321,10 +321,7 @@ def flow(value: Any) -> str:
 
 def sections(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Return settings by address as an experiment has them: {"training": {"learning_rate": 0.01}}."""
-    whole: dict[str, Any] = {}
-    for address, value in settings.items():
-        whole = merged(whole, nested(address.split("."), value))
-    return whole
+    return nested((address.split("."), value) for address, value in settings.items())
 
 
 def _settings(variant: Mapping[str, Any]) -> dict[str, Any]:

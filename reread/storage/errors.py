@@ -13,7 +13,7 @@ import traceback
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from types import FrameType, TracebackType
-from typing import Any
+from typing import Any, NoReturn
 
 BREAKS = "\n\t"
 OURS = ("reread", "flows", "tasks", "models", "cuda_ext")
@@ -168,6 +168,12 @@ def own_exit_codes() -> Iterator[None]:
         raise
 
 
+def fail(message: str, code: int) -> NoReturn:
+    """Print an error on stderr, and exit with ``code``."""
+    print(f"error: {message}", file=sys.stderr)
+    sys.exit(code)
+
+
 def command(main: Callable[..., int | None]) -> Callable[..., None]:
     """Make ``main`` a command that prints errors as one line on stderr.
 
@@ -188,31 +194,22 @@ def command(main: Callable[..., int | None]) -> Callable[..., None]:
             exit_code = getattr(error, "exit_code", None)
             if exit_code is None:
                 raise
-            print(f"error: {printable(error)}", file=sys.stderr)
-            sys.exit(exit_code)
+            fail(printable(error), exit_code)
         except ModuleNotFoundError as error:
             package = absent_package(error)
             if not package:
                 raise
             absent = f"the package '{printable(package)}' is not installed"
             if is_needed(package):
-                print(f"error: {absent}: `pip install 'reread[run]'` has all that reread needs", file=sys.stderr)
-            else:
-                problem = ": ".join(filter(None, (printable(last_own_line(error)), absent, "install it")))
-                print(f"error: {problem}", file=sys.stderr)
-            sys.exit(2)
+                fail(f"{absent}: `pip install 'reread[run]'` has all that reread needs", 2)
+            fail(": ".join(filter(None, (printable(last_own_line(error)), absent, "install it"))), 2)
         except SyntaxError as error:
             # Every file of a registry is parsed to list its members: a new network, a new optimiser.
-            print(f"error: {printable(f'{error.filename}, line {error.lineno}: {error.msg}')}", file=sys.stderr)
-            sys.exit(2)
+            fail(printable(f"{error.filename}, line {error.lineno}: {error.msg}"), 2)
         except WorkFailed as error:
-            print(f"error: {printable(error, BREAKS)}", file=sys.stderr)
-            sys.exit(1)
+            fail(printable(error, BREAKS), 1)
         except PassingError as error:
-            print(
-                f"error: {printable(error, BREAKS)}; it may be temporary: run the same command again", file=sys.stderr
-            )
-            sys.exit(1)
+            fail(f"{printable(error, BREAKS)}; it may be temporary: run the same command again", 1)
         except OSError as error:
             # A file that cannot be used is the user's problem; any other error is a defect of ours.
             if is_full_disk(error):
@@ -222,8 +219,7 @@ def command(main: Callable[..., int | None]) -> Callable[..., None]:
                 problem, advice = f"{error.filename} cannot be used ({error.strerror})", "correct that"
             else:
                 raise
-            print(f"error: {printable(problem)}: {advice}, and run the same command again", file=sys.stderr)
-            sys.exit(2)
+            fail(f"{printable(problem)}: {advice}, and run the same command again", 2)
         except KeyboardInterrupt:
             print("interrupted: finished work is kept; run the same command again to resume", file=sys.stderr)
             sys.exit(130)

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-SOURCE = Path(__file__).resolve().parents[2]
+from reread.storage.errors import ROOT
+
 # Data sets that were added, results, and pages: what they hold is versioned by digests, and no run is computed by them.
 NOT_SOURCE = ("data.dvc", "data.manifest.json", "dvc.lock", "results", "docs")
 
@@ -48,7 +49,7 @@ def file_at(root: Path, commit: str, path: Path) -> str | None:
 
 
 def _git(*arguments: str, root: Path | None = None) -> str | None:
-    command = ["git", "-C", str(root or SOURCE), *arguments]
+    command = ["git", "-C", str(root or ROOT), *arguments]
     environment = {**os.environ, "TZ": "UTC"}  # dates are UTC, as those of the ledger
     try:
         answer = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from reread.goals import goal
+from reread.planning import space
 from reread.storage.digests import whole
 from reread.storage.files import read_json
 from reread.storage.job import Job
@@ -25,20 +26,13 @@ SEEDS = "variant.seeds"
 REFUSED = re.compile(r"[^\w./: -]")
 
 
-def read_if_exists(path: Path) -> dict[str, Any]:
-    """Return the content of a JSON file; {} where it is missing."""
-    return read_json(path) if path.is_file() else {}
-
-
-def flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
+def flat(values: Mapping[str, Any]) -> dict[str, str]:
     """Join nested names by dots and write values as text. Leave None out; replace what MLflow refuses in names by _."""
-    texts: dict[str, str] = {}
-    for key, value in values.items():
-        if isinstance(value, Mapping):
-            texts |= flat(value, f"{prefix}{key}.")
-        elif value is not None:
-            texts[REFUSED.sub("_", f"{prefix}{key}")] = value if isinstance(value, str) else json.dumps(value)
-    return texts
+    return {
+        REFUSED.sub("_", name): value if isinstance(value, str) else json.dumps(value)
+        for name, value in space.flat(values).items()
+        if value is not None
+    }
 
 
 def environment_tags(tags: Mapping[str, str], folder: RunFolder) -> dict[str, Any]:

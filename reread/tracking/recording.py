@@ -56,8 +56,8 @@ class Tracker(contextlib.AbstractContextManager["Tracker"]):
     refuses, as of an experiment that was deleted; else that waits, too.
     """
 
-    def __init__(self, say: Say, root: Path = Path(), strict: bool = True) -> None:
-        self.say, self.root, self.strict = say, root, strict
+    def __init__(self, say: Say, strict: bool = True) -> None:
+        self.say, self.strict = say, strict
         self.tracking: Tracking | None = None
         self.failed = False
 
@@ -82,13 +82,13 @@ class Tracker(contextlib.AbstractContextManager["Tracker"]):
 
     def _try(self, file: Path, about: Mapping[str, Any], record: Callable[[Tracking], Answer]) -> Answer | None:
         """Return what ``record`` does and remove ``file``; write it, with ``about``, where MLflow fails."""
-        uri = tracking_uri(self.root)
+        uri = tracking_uri()
         try:
             if time.monotonic() < AWAY.get(uri, 0.0):
                 self._keep(file, about)
                 return None
             if self.tracking is None:
-                self.tracking = open_tracking(self.root)
+                self.tracking = open_tracking()
             elif self.failed:
                 refuse_silent_server(uri)
             answer = record(self.tracking)
@@ -159,12 +159,12 @@ def reconcile(environment: Environment, root: Path = Path(), everything: bool = 
     return settled
 
 
-def settle(environment: Environment, say: Say, root: Path = Path()) -> None:
+def settle(environment: Environment, say: Say) -> None:
     """Do as ``reconcile`` does when work starts or ends; say an error of MLflow in one line in place of raising."""
     try:
-        settled = reconcile(environment, root)
+        settled = reconcile(environment)
     except Exception as error:
-        leave_alone(tracking_uri(root), error, environment.runs, say)
+        leave_alone(tracking_uri(), error, environment.runs, say)
         return
     if settled.recorded:
         say(f"MLflow: recorded {len(settled.recorded)} runs and reports that waited")

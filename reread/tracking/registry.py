@@ -235,9 +235,9 @@ def set_champion(tracking: Tracking, data: str, version: str, experiment: str | 
     return str(version)
 
 
-def champion_tags(data: str, root: Path = Path()) -> Mapping[str, str]:
+def champion_tags(data: str) -> Mapping[str, str]:
     """Return the tags of a data set's champion: ``variant``, ``experiment``, ``validation.score`` and others."""
-    return _choose(registered_model(data, root), None, None).tags
+    return _choose(registered_model(data), None, None).tags
 
 
 @dataclass(frozen=True)

@@ -37,7 +37,6 @@ from reread.tracking.figures import (
     finite,
     flat,
     mean_and_interval,
-    read_if_exists,
     run_figures,
     variant_parameters,
 )
@@ -147,7 +146,8 @@ class Tracking:
             run = self._find_run(experiment_id, job)
             tags: dict[str, str] = {}
             if not (result and run and run.info.status == "FINISHED"):
-                about = read_if_exists(job.run_directory / ORIGIN)
+                origin = job.run_directory / ORIGIN
+                about = read_json(origin) if origin.is_file() else {}
                 tags = {
                     **descriptions.origin(descriptions.command_of(job, seed=True), about),
                     NOTE: descriptions.seed_note(job),

@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Self
 
+from reread.planning.validation import validate
 from reread.storage.errors import InputError
 from reread.storage.files import read_object, write_json
 from reread.storage.run_folder import RESULT, RunFolder
@@ -39,13 +40,10 @@ class Times:
     @classmethod
     def read(cls, run_directory: Path) -> Self:
         try:
-            times = cls(**read_object(run_directory / TIMES))
-            numbers = [*times.epochs.values(), times.began or 0, times.ended or 0]
-            texts = [times.status, times.message]
-        except (InputError, TypeError, AttributeError):
+            times: Self = validate(cls, read_object(run_directory / TIMES), TIMES)
+        except InputError:
             return cls()
-        is_whole = all(isinstance(time, int) for time in numbers) and all(isinstance(text, str) for text in texts)
-        return times if is_whole else cls()
+        return times
 
     @classmethod
     def begin(cls, run_directory: Path) -> Self:

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
+import pydantic.dataclasses
+
 from reread.planning.experiment import refuse_elsewhere
 from reread.preprocessing.manifest import MANIFEST_PATH, Manifest
 from reread.preprocessing.sources import SOURCES
@@ -26,20 +28,18 @@ DELETED = "Deleted_Internal"
 LOGGED = "models"
 
 
-@dataclass(frozen=True)
+@pydantic.dataclasses.dataclass(frozen=True, config=pydantic.ConfigDict(strict=True))
 class Version:
-    """One version: its number, tags and description (the model card), and the address of its files."""
+    """One version: its number, tags and description (the model card), and the address of its files.
+
+    ValueError for a value that is no text.
+    """
 
     name: str
     version: str
     tags: Mapping[str, str]
     description: str
     address: str
-
-    def __post_init__(self) -> None:
-        texts = (self.description, self.address, *self.tags, *self.tags.values())
-        if not all(isinstance(text, str) for text in texts):
-            raise TypeError(f"version {self.version} of {self.name} has a value that is no text")
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ from reread.planning.adopt import (
 )
 from reread.storage.digests import digested_directory
 from reread.storage.errors import InputError
-from reread.storage.files import read_json, write_json
+from reread.storage.files import content_key, read_json, write_json
 from reread.storage.job import Job
 from reread.storage.ledger import read_ledger, reads_file
 from reread.storage.prepared import open_prepared
@@ -42,7 +42,7 @@ def job(root: Path, digest: str, seed: int = 0, cuda: str | None = None, **train
     parts = {"model": "densenet", "network": {}, "training": training, "seed": seed, "data": "d"}
     parts["machine"] = {**machine(), "cuda": cuda}
     parts["source"] = digest
-    key = keys.run_key(parts)
+    key = content_key(parts)
     return Job(
         run_key=key, key_parts=parts, source={"modules": MODULES, "digest": digest, "files": {}},
         machine=parts["machine"], experiment="e", variant="relu", model="densenet", network={}, training=training,

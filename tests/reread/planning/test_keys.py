@@ -15,7 +15,7 @@ from reread.planning import keys
 from reread.planning.resolve import make_plan
 from reread.planning.validation import read
 from reread.storage.errors import InputError
-from reread.storage.files import read_json, write_json
+from reread.storage.files import content_key, read_json, write_json
 from reread.storage.job import Job
 from reread.storage.settings import to_json
 from reread.storage.source import ROOT
@@ -56,7 +56,7 @@ def test_a_job_is_complete_and_names_the_parts_of_its_key(tmp_path):
     assert [(job.variant, job.seed) for job in jobs] == [("relu", 0), ("swish", 0), ("relu", 1), ("swish", 1)]
     job = jobs[1]
     assert set(job.key_parts) == {"model", "network", "training", "seed", "data", "machine", "source"}
-    assert job.run_key == keys.run_key(job.key_parts) and job.run_directory == Path("runs") / job.run_key
+    assert job.run_key == content_key(job.key_parts) and job.run_directory == Path("runs") / job.run_key
     # All settings are in the job, and those that differ from their defaults in the key.
     assert job.network == to_json(models.settings_class("densenet")(activation=job.network["activation"]))
     assert job.key_parts["network"] == {"activation": job.network["activation"]}
