@@ -342,30 +342,27 @@ def prefect_api(tmp_path_factory: pytest.TempPathFactory, empty_databases: Path)
     A command that starts a server of its own spends six seconds of the CPU on it: a test of many commands, and not of
     servers, names this one to them.
     """
+    from reread.commands.servers import api_url, module_command, prefect_environment
     from tests.servers import call, free_port
 
     home = tmp_path_factory.mktemp("prefect")
     shutil.copytree(empty_databases, home, dirs_exist_ok=True)
     port, auth = free_port(), "tests:password"
-    client = {"PREFECT_API_URL": f"http://127.0.0.1:{port}/api", "PREFECT_API_AUTH_STRING": auth}
-    variables = {
-        "PREFECT_SERVER_API_AUTH_STRING": auth,
-        "PREFECT_HOME": str(home / ".prefect"),
-        "PYTHONPATH": str(ROOT),
-    }
+    environment = {**clean_environment(), **prefect_environment(api_url(port), auth)}
+    environment |= {"PREFECT_HOME": str(home / ".prefect"), "PYTHONPATH": str(ROOT)}
     with open(home / "log", "w") as log:
         server = subprocess.Popen(
-            [sys.executable, "-m", "reread.commands.prefect_server", "--port", str(port)],
-            cwd=home, env={**clean_environment(), **client, **variables}, stdout=log, stderr=log,
+            module_command("reread.commands.prefect_server", "--port", str(port)),
+            cwd=home, env=environment, stdout=log, stderr=log,
         )  # fmt: skip
     try:
         while True:
             with contextlib.suppress(OSError):
-                call(f"{client['PREFECT_API_URL']}/health")
+                call(f"{api_url(port)}/health")
                 break
             assert server.poll() is None, (home / "log").read_text()
             time.sleep(0.1)
-        yield client
+        yield {"PREFECT_API_URL": api_url(port), "PREFECT_API_AUTH_STRING": auth}
     finally:
         server.terminate()
         server.wait(60)
