@@ -5,6 +5,7 @@ made from.
 """
 
 import ast
+import atexit
 import contextlib
 import functools
 import json
@@ -58,7 +59,7 @@ def read(file: Path, root: Path, source: bytes) -> Module:
         imports = {bound: sorted(addresses) for bound, addresses in module.imports.items()}
         definitions = {bound: _as_json(parts) for bound, parts in module.definitions.items()}
         kept[name] = [digest, definitions, _as_json(module.effects), imports]
-        _NEW.add(name)
+        _keep_at_exit()
         return module
     _, definitions, effects, imports = kept[name]
     return Module(
@@ -69,18 +70,19 @@ def read(file: Path, root: Path, source: bytes) -> Module:
 
 
 def keep() -> None:
-    """Write what ``read`` had to normalise, for later processes: where the project has a .cache/ that can be written.
+    """Write what is known, for later processes: where the project has a .cache/ that can be written.
 
     An installed package and a packed model have none.
     """
-    if _NEW and KEPT.parent.is_dir():
-        _NEW.clear()
+    if KEPT.parent.is_dir():
         with contextlib.suppress(OSError):
-            # A copy, since another thread may be reading more.
-            write_text(_place(), canonical_json(dict(_kept())))
+            write_text(_place(), canonical_json(_kept()))
 
 
-_NEW: set[str] = set()
+@functools.cache
+def _keep_at_exit() -> None:
+    """Let this process ``keep`` once, however many files it had to normalise."""
+    atexit.register(keep)
 
 
 @functools.cache

@@ -30,7 +30,7 @@ from typing import Any
 from reread.storage.digests import current_sha256
 from reread.storage.errors import InputError
 from reread.storage.files import canonical_json, sha256_bytes
-from reread.storage.normalised import Module, Part, keep, read
+from reread.storage.normalised import Module, Part, read
 from reread.storage.source import (
     ROOT,
     closure,
@@ -83,10 +83,6 @@ OF_CODE = re.compile(r"[^,]+\.(py|so|pyd),sha256=")
 INCLUDE = re.compile(r'^\s*#\s*include\s+"([^"]+)"', re.MULTILINE)
 
 
-# Packages outside of the project, and where they are.
-_Places = tuple[tuple[str, Path], ...]
-
-
 @dataclass(frozen=True)
 class Numeric:
     """The source that computes something.
@@ -109,25 +105,30 @@ def numeric_source(modules: Iterable[str], root: Path = ROOT, without: Iterable[
     no such module.
     """
     modules, without = tuple(modules), tuple(without)
-    outside = outside_packages(_without_names(modules), root)
     if root != ROOT:
-        return _Reach(root, without, outside).of(modules)
-    source = _imported_source(modules, without, tuple(outside.items()))
-    keep()
+        return _Reach(root, without, _outside(modules, root)).of(modules)
+    source = _imported_source(modules, without)
     changed = edited(source.paths)
-    if changed and _Reach(root, without, outside, Path.read_bytes).of(modules).digest != source.digest:
-        refuse_edited(changed)
+    if changed:
+        on_disk = _Reach(root, without, _outside(modules), Path.read_bytes).of(modules)
+        if on_disk.digest != source.digest:
+            refuse_edited(changed)
     return source
 
 
 @functools.lru_cache(maxsize=1024)
-def _imported_source(modules: tuple[str, ...], without: tuple[str, ...], outside: _Places) -> Numeric:
-    return _reach_of_imported(without, outside).of(modules)
+def _imported_source(modules: tuple[str, ...], without: tuple[str, ...]) -> Numeric:
+    return _reach_of_imported(without, tuple(_outside(modules).items())).of(modules)
 
 
 @functools.lru_cache(maxsize=64)
-def _reach_of_imported(without: tuple[str, ...], outside: _Places) -> "_Reach":
+def _reach_of_imported(without: tuple[str, ...], outside: tuple[tuple[str, Path], ...]) -> "_Reach":
     return _Reach(ROOT, without, dict(outside))
+
+
+def _outside(modules: Iterable[str], root: Path = ROOT) -> dict[str, Path]:
+    """Return the packages outside of the project that ``modules`` are from, and where they are."""
+    return outside_packages(_without_names(modules), root)
 
 
 def _without_names(modules: Iterable[str]) -> list[str]:

@@ -2,6 +2,8 @@
 
 import functools
 import json
+import subprocess
+import sys
 
 import pytest
 
@@ -19,7 +21,8 @@ def process(tmp_path, monkeypatch):
     monkeypatch.setattr(normalised, "KEPT", tmp_path / "kept")
 
     def begin():
-        monkeypatch.setattr(normalised, "_NEW", set())
+        # The process of pytest is not to write its own at its end.
+        monkeypatch.setattr(normalised, "_keep_at_exit", lambda: None)
         for name in ("_place", "_kept"):
             monkeypatch.setattr(normalised, name, functools.cache(getattr(normalised, name).__wrapped__))
         monkeypatch.setattr(normalised, "read", functools.cache(normalised.read.__wrapped__))
@@ -82,3 +85,20 @@ def test_other_code_keeps_its_results_in_another_file(process, tmp_path, monkeyp
     monkeypatch.setattr(normalised, "__file__", str(tmp_path / "normalised.py"))
     process()
     assert normalised._place() != before
+
+
+def test_a_process_that_parsed_something_keeps_it_when_it_ends(tmp_path):
+    kept = tmp_path / "kept"
+    program = """
+import sys
+from pathlib import Path
+from reread.storage import normalised
+normalised.KEPT = Path(sys.argv[1])
+file = normalised.ROOT / "models/han.py"
+for _ in range(2):
+    normalised.read(file, normalised.ROOT, file.read_bytes())
+    assert not normalised.KEPT.exists()
+"""
+    subprocess.run([sys.executable, "-c", program, str(kept)], cwd=ROOT, check=True)
+    (file,) = kept.iterdir()
+    assert list(json.loads(file.read_text())) == ["models/han.py"]
