@@ -1,69 +1,107 @@
 """Work on a second stream of a GPU, beside what the current stream does: in a CUDA graph, a branch of its own."""
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any, Protocol, TypeVar
+from typing import TypeVar
 
 import torch
+from torch import Tensor
 
 Result = TypeVar("Result")
 
 
-class Aside(Protocol):
-    """Runs a function on the second stream and returns its result, which is there when the block ends."""
+class Branch:
+    """Runs functions on a second stream of ``device``; on a CPU at once."""
 
-    def __call__(self, function: Callable[[], Result]) -> Result: ...
+    def __init__(self, device: torch.device, of_step: bool = False) -> None:
+        """of_step: gradients of parameters may wait for the end of the block (``gradients``)."""
+        self._may_wait = of_step
+        self._streams: tuple[torch.cuda.Stream, torch.cuda.Stream] | None = None
+        if device.type == "cuda":
+            first = torch.cuda.current_stream(device)
+            self._streams = first, _second_stream(first.device_index, first.cuda_stream)
+        # Until the join they keep what they read: memory that is freed is given away on the first stream.
+        self._running: list[Callable[[], object]] = []
+        self._waiting: list[tuple[Tensor, Tensor]] = []
 
-
-@contextmanager
-def branch(device: torch.device) -> Iterator[Aside]:
-    """Yield what runs functions beside the block: they need nothing of it, and it nothing of them.
-
-    At the end of the block the current stream waits for them. On a CPU they run at once.
-    """
-    if device.type != "cuda":
-        yield lambda function: function()
-        return
-    first = torch.cuda.current_stream(device)
-    second = _second_stream(first.device_index, first.cuda_stream)
-    used = False
-
-    # Memory of a function's result is reused by later functions on the second stream alone, behind this wait.
-    def aside(function: Callable[[], Any]) -> Any:
-        nonlocal used
-        used = True
+    def __call__(self, function: Callable[[], Result]) -> Result:
+        """Return the function's result, which is there after the next ``join``. Whatever was issued comes before it."""
+        if self._streams is None:
+            return function()
+        first, second = self._streams
+        self._running.append(function)
+        # Memory of a result is reused by later functions on the second stream alone, behind this wait.
         second.wait_stream(first)
         with torch.cuda.stream(second):
             return function()
 
-    try:
-        yield aside
-    finally:
+    def join(self) -> None:
+        """Let the current stream wait for all functions so far."""
         # A stream that a graph is captured on must not wait for one that has no part in it.
-        if used:
+        if self._streams and self._running:
+            first, second = self._streams
             first.wait_stream(second)
+        self._running.clear()
+
+    def gradients(self, parameters: Sequence[Tensor], results: Sequence[Tensor]) -> list[Tensor | None]:
+        """Return the gradients of ``parameters``, which a function has returned, as a backward pass returns them.
+
+        In a step it is None for each: they are added to ``.grad`` when the block ends. Autograd gets them after a join
+        where it does more with them: of a tensor that is no leaf, or that has a hook.
+        """
+        hooks = ("_backward_hooks", "_post_accumulate_grad_hooks")
+        if self._may_wait and all(
+            tensor.is_leaf and not any(getattr(tensor, hook) for hook in hooks) for tensor in parameters
+        ):
+            self._waiting += [pair for pair in zip(parameters, results, strict=True) if pair[0].requires_grad]
+            return [None] * len(results)
+        self.join()
+        return list(results)
+
+    def close(self) -> None:
+        """Join, and add the gradients that wait for it."""
+        self.join()
+        with torch.no_grad():
+            for parameter, gradient in self._waiting:
+                parameter.grad = gradient if parameter.grad is None else parameter.grad.add_(gradient)
+        self._waiting.clear()
+        self._may_wait = False
 
 
 @contextmanager
-def branch_of_forward(device: torch.device) -> Iterator[None]:
-    """Let operations in the block prepare their backward pass on a second stream; it begins after the block."""
-    with branch(device) as aside:
-        token = _of_forward.set(aside)
+def branch(device: torch.device, of_step: bool = False) -> Iterator[Branch]:
+    """Yield what runs functions beside the block: they need nothing of it, and it nothing of them before a ``join``."""
+    beside = Branch(device, of_step)
+    try:
+        yield beside
+    finally:
+        beside.close()
+
+
+@contextmanager
+def branch_of_step(device: torch.device) -> Iterator[Branch]:
+    """A branch that operations inside the block find: of a forward pass, a ``join`` and its backward pass.
+
+    Beside the forward pass they prepare the backward pass, and beside that they compute gradients of parameters, which
+    are in ``.grad`` when the block ends.
+    """
+    with branch(device, of_step=True) as beside:
+        token = _of_step.set(beside)
         try:
-            yield
+            yield beside
         finally:
-            _of_forward.reset(token)
+            _of_step.reset(token)
 
 
-def aside_of_forward() -> Aside | None:
-    """What runs functions beside the forward pass; None outside of such a block."""
-    return _of_forward.get()
+def current_branch() -> Branch | None:
+    """The branch of the step around a forward pass; None outside of a step, and while torch.compile traces."""
+    return None if torch.compiler.is_compiling() else _of_step.get()
 
 
-# Of this thread.
-_of_forward: ContextVar[Aside | None] = ContextVar("aside_of_forward", default=None)
+# Of this thread: a backward pass, which has others, keeps what its forward pass has found.
+_of_step: ContextVar[Branch | None] = ContextVar("branch_of_step", default=None)
 
 
 @functools.cache

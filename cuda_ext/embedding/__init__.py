@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from cuda_ext.branch import aside_of_forward
+from cuda_ext.branch import current_branch
 from cuda_ext.library import kernel
 from cuda_ext.operation import define
 
@@ -53,11 +53,11 @@ def embedding(table: Tensor, tokens: Tensor, padding: int | None = None) -> Tens
 
 def _order(table: Tensor, tokens: Tensor, padding: int) -> Tensor | None:
     """The tokens by number, for the gradient of the table, where a second stream sorts them beside the forward pass."""
-    aside = None if torch.compiler.is_compiling() else aside_of_forward()
-    if aside is None or not (table.is_cuda and table.requires_grad and torch.is_grad_enabled()):
+    beside = current_branch()
+    if beside is None or not (table.is_cuda and table.requires_grad and torch.is_grad_enabled()):
         return None
     check(table, tokens, padding, table.dtype)
-    return None if kernel("embedding_gradient", table) is None else aside(lambda: _sorted(tokens, len(table)))
+    return None if kernel("embedding_gradient", table) is None else beside(lambda: _sorted(tokens, len(table)))
 
 
 def _sorted(tokens: Tensor, rows: int) -> Tensor:

@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from cuda_ext.branch import branch
+from cuda_ext.branch import Branch, branch, current_branch
 from cuda_ext.library import kernel
 from cuda_ext.operation import define, in_autocast, parameters_in_autocast
 
@@ -268,20 +268,29 @@ def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]
     _, _, kept, plan, source = output
     ctx.set_materialize_grads(False)
     ctx.mark_non_differentiable(kept, plan, source)
-    ctx.save_for_backward(x, limits, kept, plan, source, *given)
+    beside = current_branch() if x.is_cuda else None
+    ctx.beside = None if beside is None or kernel("gru_backward", x) is None else beside
+    packed = ctx.beside(lambda: _packed_for_backward(x, plan, *given)) if ctx.beside else (None, None)
+    ctx.save_for_backward(x, limits, kept, plan, source, *packed, *given)
 
 
 def _backward(ctx: Any, of_states: Tensor | None, of_final: Tensor | None, *_: object) -> tuple[Tensor | None, ...]:
-    x, limits, kept, plan, source, *given = ctx.saved_tensors
+    x, limits, kept, plan, source, weights, recurrent, *given = ctx.saved_tensors
     nothing = (None,) * (5 + len(given))
     if of_states is None and of_final is None:
         return nothing
     wanted = ctx.needs_input_grad
-    found = torch.ops.reread_kernels.gru_backward(
-        of_states, of_final, x, limits, kept, plan, source, wanted[0], wanted[2], ctx.rectified, *given
-    )
-    found = (found[0], None, found[1], None, None, *found[2:], *(None,) * (10 - len(found)))
-    return tuple(gradient if want else None for gradient, want in zip(found, wanted, strict=True))
+    if ctx.beside:
+        found = _backward_on_gpu(
+            ctx.beside, of_states, of_final, x, kept, plan, source, weights, recurrent, wanted[0], wanted[2],
+            ctx.rectified, *given,
+        )  # fmt: skip
+    else:
+        found = torch.ops.reread_kernels.gru_backward(
+            of_states, of_final, x, limits, kept, plan, source, wanted[0], wanted[2], ctx.rectified, *given
+        )
+    every = (found[0], None, found[1], None, None, *found[2:], *(None,) * (10 - len(found)))
+    return tuple(gradient if want else None for gradient, want in zip(every, wanted, strict=True))
 
 
 def _run_backward(
@@ -301,24 +310,53 @@ def _run_backward(
         raise ValueError("gru has a backward pass only if it ran with keep=True: the gates were not kept")
     if kernel("gru_backward", x) is None:
         return reference_backward(of_states, of_final, x, limits, kept, wants_x, wants_initial, rectified, *given)
+    packed = _packed_for_backward(x, plan, *given)
+    with branch(x.device) as beside:
+        return _backward_on_gpu(
+            beside, of_states, of_final, x, kept, plan, source, *packed, wants_x, wants_initial, rectified, *given
+        )
+
+
+def _packed_for_backward(x: Tensor, plan: Tensor, *given: Any) -> tuple[Tensor, Tensor]:
+    """Input weights and recurrent weights as the backward pass multiplies them."""
+    prepare = torch.ops.reread_kernels_compiled.gru_prepare
+    _, _, weights, _, recurrent = prepare(x, None, 0, 0, *given, len(plan) - 1, True)
+    return weights, recurrent
+
+
+def _backward_on_gpu(
+    beside: Branch,
+    of_states: Tensor | None,
+    of_final: Tensor | None,
+    x: Tensor,
+    kept: Tensor,
+    plan: Tensor,
+    source: Tensor,
+    weights: Tensor,
+    recurrent: Tensor,
+    wants_x: bool,
+    wants_initial: bool,
+    rectified: bool,
+    *given: Any,
+) -> list[Any]:
+    """The gradients of x, of the first states and of the parameters; the last as ``beside`` hands them to autograd."""
     kernels = torch.ops.reread_kernels_compiled
     inputs = x.shape[-1]
     x = _to_four(x)
     of_states = None if of_states is None else of_states.contiguous()
     of_final = None if of_final is None else of_final.contiguous()
     units = given[1].shape[1]
-    _, _, weights, _, recurrent = kernels.gru_prepare(x, None, 0, 0, *given, len(plan) - 1, True)
     gradients = torch.empty_like(kept[:, :, 1:], memory_format=torch.contiguous_format)
     of_initial = x.new_empty(kept.shape[1], len(plan) - 1, units) if wants_initial else None
     kernels.gru_backward(kept, plan, recurrent, of_states, of_final, units, rectified, gradients, of_initial)
-    with branch(x.device) as aside:
-        of_parameters = aside(lambda: kernels.gru_correlate(x, plan, source, gradients, kept, given[0]))
-        of_x = torch.empty_like(x) if wants_x else x.new_empty(0)
-        if wants_x:
-            kernels.gru_project_back(gradients, plan, source, weights, of_x)
-            of_x = of_x[..., :inputs].contiguous()
+    of_parameters = beside(lambda: kernels.gru_correlate(x, plan, source, gradients, kept, given[0]))
+    of_x = torch.empty_like(x) if wants_x else x.new_empty(0)
+    if wants_x:
+        kernels.gru_project_back(gradients, plan, source, weights, of_x)
+        of_x = of_x[..., :inputs].contiguous()
     of_initial = x.new_empty(0) if of_initial is None else of_initial
-    return [of_x, of_initial, *of_parameters]
+    parameters = [tensor for tensor in given if tensor is not None]
+    return [of_x, of_initial, *beside.gradients(parameters, of_parameters)]
 
 
 def _to_four(x: Tensor) -> Tensor:

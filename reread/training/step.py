@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
-from cuda_ext.branch import branch, branch_of_forward
+from cuda_ext.branch import branch_of_step
 from cuda_ext.gradient_norm import gradient_norm
 from cuda_ext.graphs import Graphs
 from models.layers.embedding import word_embedding
@@ -131,9 +131,10 @@ class Step:
 
     def _backward(self, inputs: tuple[Tensor, ...], target: Tensor) -> tuple[Tensor, Tensor]:
         """Return the share of right answers and the loss; add the loss's gradient to the existing gradients."""
-        found, loss = self._forward(inputs, target)
-        with branch(self.device) as aside:
-            right = aside(lambda: self.objective.correct(found, target).double().mean())
+        with branch_of_step(self.device) as beside:
+            found, loss = self._forward(inputs, target)
+            beside.join()
+            right = beside(lambda: self.objective.correct(found, target).double().mean())
             self.scaler.scale(loss).backward()
         return right, loss
 
@@ -142,11 +143,10 @@ class Step:
         autocast = torch.autocast(
             self.device.type, self.half, enabled=self.half is not None, cache_enabled=not self.graphed
         )
-        with branch_of_forward(self.device):
-            with autocast:
-                outputs = self.network(*inputs)
-            outputs = tuple(map(Tensor.float, outputs)) if isinstance(outputs, tuple) else outputs.float()
-            loss = self.objective.loss(self.network, outputs, target, inputs)
+        with autocast:
+            outputs = self.network(*inputs)
+        outputs = tuple(map(Tensor.float, outputs)) if isinstance(outputs, tuple) else outputs.float()
+        loss = self.objective.loss(self.network, outputs, target, inputs)
         return scores(outputs), loss
 
     def _adversarial(self, inputs: tuple[Tensor, ...], target: Tensor) -> tuple[Tensor, Tensor]:
@@ -159,6 +159,5 @@ class Step:
             outcome = self._backward((places.numbers, *inputs[1:]), target)
         perturbation = worst(vectors.grad, tokens, word_counts, self.settings.adversarial_epsilon)  # type: ignore[arg-type]
         with places.read_as(places.vectors() + perturbation):
-            _, loss = self._forward((places.numbers, *inputs[1:]), target)
-            self.scaler.scale(loss).backward()
+            self._backward((places.numbers, *inputs[1:]), target)
         return outcome

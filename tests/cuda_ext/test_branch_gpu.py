@@ -1,13 +1,16 @@
 """Branches on a GPU: what runs beside a block is whole when the block ends, called and captured."""
 
+from contextlib import nullcontext
+
 import pytest
 import torch
 from torch import nn
 from torch.nn import functional
 
-from cuda_ext.branch import aside_of_forward, branch, branch_of_forward
+from cuda_ext.branch import Branch, branch, branch_of_step, current_branch
 from cuda_ext.embedding import embedding
 from cuda_ext.graphs import Graphs
+from cuda_ext.gru import gru
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no NVIDIA GPU")]
 GPU = torch.device("cuda", 0)
@@ -24,8 +27,8 @@ def late(x):
 
 def test_the_current_stream_waits_for_what_runs_beside_the_block():
     x = torch.randn(1000, device=GPU)
-    with branch(GPU) as aside:
-        twice = aside(lambda: late(x))
+    with branch(GPU) as beside:
+        twice = beside(lambda: late(x))
         thrice = 3 * x
     assert torch.equal(twice + thrice, 2 * x + 3 * x)
 
@@ -33,15 +36,15 @@ def test_the_current_stream_waits_for_what_runs_beside_the_block():
 def test_what_runs_beside_the_block_waits_for_what_came_before():
     x = torch.randn(1000, device=GPU)
     before = late(x)
-    with branch(GPU) as aside:
-        copied = aside(before.clone)
+    with branch(GPU) as beside:
+        copied = beside(before.clone)
     assert torch.equal(copied, 2 * x)
 
 
 def test_a_graph_has_both_branches():
     def work(x):
-        with branch(GPU) as aside:
-            twice = aside(lambda: late(x))
+        with branch(GPU) as beside:
+            twice = beside(lambda: late(x))
             thrice = 3 * x
         return twice + thrice
 
@@ -69,47 +72,87 @@ def test_a_block_that_raises_leaves_streams_that_work():
     results = []
 
     def work():
-        with branch_of_forward(GPU):
-            results.append(aside_of_forward()(lambda: late(x)))
+        with branch_of_step(GPU):
+            results.append(current_branch()(lambda: late(x)))
             raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
         work()
     assert torch.equal(results[0], 2 * x)
-    assert aside_of_forward() is None
+    assert current_branch() is None
 
 
-def train(tokens, in_branch, table, weight):
-    """The gradient of a table whose rows are multiplied; its tokens are sorted beside the forward pass, or after it."""
-    table = table.clone().requires_grad_()
+def test_what_a_function_reads_is_kept_until_the_join():
+    x = torch.randn(1 << 20, device=GPU)
+    expected = 2 * x
+    with branch(GPU) as beside:
+        read = x.clone()
 
-    def forward():
-        return functional.linear(embedding(table, tokens, padding=0), weight).square().sum()
+        def twice(read=read):
+            torch.cuda._sleep(LONG)
+            return 2 * read
 
-    if in_branch:
-        with branch_of_forward(GPU):
-            loss = forward()
-    else:
-        loss = forward()
-    return torch.autograd.grad(loss, table)[0]
+        result = beside(twice)
+        del read, twice
+        # It would take the memory that was free.
+        other = torch.zeros_like(x)
+    assert torch.equal(result, expected) and not other.any()
+
+
+def gradients(compute, parameters, in_step):
+    """The gradients of ``parameters`` for the loss that ``compute`` returns, with or without a branch beside."""
+    for parameter in parameters:
+        parameter.grad = None
+    with branch_of_step(GPU) if in_step else nullcontext(Branch(torch.device("cpu"))) as beside:
+        loss = compute()
+        beside.join()
+        loss.backward()
+    return [parameter.grad for parameter in parameters]
+
+
+def same_in_a_step(compute, parameters, *inputs):
+    """Whether the gradients of ``compute(*inputs)`` are the same bits without a branch, with one, and captured."""
+    expected = [gradient.clone() for gradient in gradients(lambda: compute(*inputs), parameters, in_step=False)]
+    graphs = Graphs(lambda *given: gradients(lambda: compute(*given), parameters, in_step=True), "the step", GPU)
+    results = [[gradient.clone() for gradient in graphs(*inputs)] for _ in range(4)]
+    return not graphs.failed and all(
+        torch.equal(*pair) for result in results for pair in zip(result, expected, strict=True)
+    )
 
 
 def test_tokens_sorted_beside_the_forward_pass_give_the_same_gradient():
-    table, weight = torch.randn(3000, 104, device=GPU), torch.randn(64, 104, device=GPU)
+    table, weight = nn.Parameter(torch.randn(3000, 104, device=GPU)), torch.randn(64, 104, device=GPU)
     tokens = torch.randint(0, 3000, (20_000,), device=GPU)
-    expected = train(tokens, False, table, weight)
-    assert torch.equal(train(tokens, True, table, weight), expected)
-    graphs = Graphs(lambda tokens: train(tokens, True, table, weight), "the step", GPU)
-    for _ in range(3):
-        assert torch.equal(graphs(tokens), expected)
-    assert not graphs.failed
+
+    def loss(tokens):
+        return functional.linear(embedding(table, tokens, padding=0), weight).square().sum()
+
+    assert same_in_a_step(loss, [table], tokens)
+
+
+@pytest.mark.parametrize("case", ["alone", "twice", "with a hook", "computed", "bfloat16"])
+def test_a_gru_s_gradients_beside_the_backward_pass_are_the_same(case):
+    layers = [nn.GRU(40, 20, bidirectional=True).to(GPU), nn.GRU(40, 20, bidirectional=True).to(GPU)]
+    first, second = (list(layer.parameters()) for layer in layers)
+    x, lengths = torch.randn(300, 12, 40, device=GPU), torch.randint(1, 13, (300,), device=GPU)
+    if case == "with a hook":
+        first[1].register_hook(lambda gradient: 2 * gradient)
+
+    def loss(x):
+        used = [2 * tensor for tensor in first] if case == "computed" else first
+        with torch.autocast("cuda", torch.bfloat16, enabled=case == "bfloat16"):
+            states, _ = gru(x, lengths, used, bidirectional=True)
+            states, _ = gru(states, lengths, first if case == "twice" else second, bidirectional=True)
+        return states.float().square().sum()
+
+    assert same_in_a_step(loss, first if case == "twice" else [*first, *second], x)
 
 
 def test_a_forward_pass_alone_is_captured_too():
     table = nn.Parameter(torch.randn(50, 8, device=GPU))
 
     def forward(tokens):
-        with branch_of_forward(GPU):
+        with branch_of_step(GPU):
             return embedding(table, tokens)
 
     graphs = Graphs(forward, "the forward pass", GPU)
