@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from cuda_ext.attention_pooling import WIDEST_FOR_MATRIX_UNITS
 from cuda_ext.gru import MOST_UNITS
 from models.layers.attention import Attention
+from models.layers.classifier import Classifier
 from models.layers.embedding import Vectors, WordEmbedding
 from models.layers.parameter_groups import parameter_groups
 from models.layers.pooling import pooling
@@ -71,7 +72,7 @@ class FlatGRU(nn.Module):
         self.dropout = nn.Dropout(settings.dropout)
         self.gru = BidirectionalGRU(settings.embedding_dim, settings.hidden_size)
         self.pooling = None if settings.pooling == "last" else pooling(settings.pooling, width)
-        self.classifier = nn.Linear(width, classes)
+        self.classifier = Classifier(width, classes)
         narrow = settings.pooling != "attention" or width <= WIDEST_FOR_MATRIX_UNITS
         self.reads_ragged = settings.hidden_size <= MOST_UNITS and narrow
 

@@ -19,6 +19,7 @@ from cuda_ext.attention_pooling import WIDEST_FOR_MATRIX_UNITS
 from cuda_ext.gru import MOST_UNITS
 from models.layers import cells
 from models.layers import pooling as pool
+from models.layers.classifier import Classifier
 from models.layers.embedding import Vectors, WordEmbedding
 from models.layers.parameter_groups import parameter_groups
 from models.layers.recurrent import BidirectionalGRU
@@ -74,7 +75,7 @@ class HierarchicalAttentionNetwork(nn.Module):
         self.word_pooling = pool.pooling(settings.pooling, width)
         self.sentence_gru = recurrence(settings.cell, width, settings.hidden_size)
         self.sentence_pooling = pool.pooling(settings.pooling, width)
-        self.classifier = nn.Linear(width, classes)
+        self.classifier = Classifier(width, classes)
         narrow = settings.pooling != "attention" or width <= WIDEST_FOR_MATRIX_UNITS
         self.reads_ragged = settings.hidden_size <= MOST_UNITS and narrow
 

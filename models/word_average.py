@@ -12,6 +12,7 @@ from typing import Annotated, Any
 
 from torch import Tensor, nn
 
+from models.layers.classifier import Classifier
 from models.layers.embedding import PADDING, Vectors, WordEmbedding
 from models.layers.parameter_groups import parameter_groups
 from models.layers.sequences import offsets_of, real_steps, sums_of_sequences
@@ -48,7 +49,7 @@ class WordAverage(nn.Module):
         )
         self.embedding_lr_scale = settings.embedding_lr_scale
         self.dropout = nn.Dropout(settings.dropout)
-        self.classifier = nn.Linear(settings.embedding_dim, classes)
+        self.classifier = Classifier(settings.embedding_dim, classes)
 
     def parameter_groups(self) -> list[dict[str, Any]]:
         return parameter_groups(self, self.embedding, self.embedding_lr_scale)

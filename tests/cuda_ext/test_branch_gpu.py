@@ -11,6 +11,7 @@ from cuda_ext.branch import Branch, branch, branch_of_step, current_branch
 from cuda_ext.embedding import embedding
 from cuda_ext.graphs import Graphs
 from cuda_ext.gru import gru
+from models.layers.classifier import Classifier
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no NVIDIA GPU")]
 GPU = torch.device("cuda", 0)
@@ -146,6 +147,22 @@ def test_a_gru_s_gradients_beside_the_backward_pass_are_the_same(case):
         return states.float().square().sum()
 
     assert same_in_a_step(loss, first if case == "twice" else [*first, *second], x)
+
+
+def test_a_classifier_s_gradients_beside_the_backward_pass_are_those_of_a_linear_layer():
+    classifier = Classifier(100, 5).to(GPU)
+    x = nn.Parameter(torch.randn(64, 100, device=GPU))
+
+    def loss():
+        with torch.autocast("cuda", torch.bfloat16):
+            return classifier(x).square().sum()
+
+    used = [x, *classifier.parameters()]
+    expected = [gradient.clone() for gradient in gradients(loss, used, in_step=False)]
+    graphs = Graphs(lambda: gradients(loss, used, in_step=True), "the step", GPU)
+    for _ in range(3):
+        torch.testing.assert_close(graphs(), expected)
+    assert not graphs.failed
 
 
 def test_a_forward_pass_alone_is_captured_too():

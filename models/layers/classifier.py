@@ -1,0 +1,45 @@
+"""The last layer of a text network."""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+from torch.nn import functional
+
+from cuda_ext.branch import Branch, current_branch
+
+
+class Classifier(nn.Linear):
+    """A linear layer that stays in float32 under autocast: its few products take less time than casts for them.
+
+    In a training step the gradients of its parameters are computed beside the rest of the backward pass.
+    """
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x float [N, width] -> logits [N, classes] of the weights' dtype."""
+        with torch.autocast(x.device.type, enabled=False):
+            x = x.to(self.weight.dtype)
+            beside = current_branch() if x.is_cuda else None
+            if beside is None:
+                return functional.linear(x, self.weight, self.bias)
+            logits: Tensor = _Product.apply(x, self.weight, self.bias, beside)  # type: ignore[no-untyped-call]
+            return logits
+
+
+class _Product(torch.autograd.Function):
+    """``functional.linear`` of x [N, width]."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, beside: Branch) -> Tensor:
+        ctx.beside = beside
+        ctx.save_for_backward(x, weight, bias)
+        return functional.linear(x, weight, bias)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        x, *parameters = ctx.saved_tensors
+        of_parameters = ctx.beside(lambda: (gradient.mT @ x, gradient.sum(0)))
+        of_x = gradient @ parameters[0]
+        return of_x, *ctx.beside.gradients(parameters, of_parameters), None
