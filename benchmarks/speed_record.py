@@ -34,7 +34,7 @@ import torch
 import models
 from cuda_ext import bench
 from models.layers import kernels, parameter_count
-from models.layers.beginning import begin
+from models.layers.initialisation import init_from_data
 from models.objectives import make_objective
 from reread.batches.batches import Batches
 from reread.batches.inference import Predictor
@@ -158,7 +158,7 @@ class Runs:
         seed_epoch(seed, epoch=0)
         # In place, where the graphs have them.
         self.network.load_state_dict(self.drawn().state_dict())
-        begin(self.network, prepared)
+        init_from_data(self.network, prepared)
         self.step.optimiser.state.clear()
         self.step.scaler.load_state_dict(self.first_scale)
         times.append(synchronised(device))

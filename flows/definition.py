@@ -10,7 +10,7 @@ from prefect.runtime import flow_run
 from prefect.states import Failed
 
 from flows.parameters import name_of
-from reread.storage.errors import InputError, PassingError, WorkFailed
+from reread.storage.errors import InputError, TransientError, WorkFailed
 from tasks.liveness import locked
 from tasks.progress import outermost_flow
 
@@ -40,10 +40,10 @@ def failing_in_one_line(function: Callable[P, R]) -> Callable[P, R]:
     def run(*arguments: P.args, **keywords: P.kwargs) -> R:
         try:
             return function(*arguments, **keywords)
-        except (InputError, WorkFailed, PassingError) as error:
+        except (InputError, WorkFailed, TransientError) as error:
             if FlowRunContext.get() is None:
                 raise
-            hint = "; it may be temporary: run it again" if isinstance(error, PassingError) else ""
+            hint = "; it may be temporary: run it again" if isinstance(error, TransientError) else ""
             return cast(R, Failed(message=f"{error}{hint}", data=error))
 
     return run

@@ -34,7 +34,7 @@ from reread.planning.runs import all_runs, find_run
 from reread.planning.trial import folds_name
 from reread.preprocessing.manifest import open_data_set
 from reread.preprocessing.own_data import row_ids
-from reread.storage.digests import whole
+from reread.storage.digests import require_intact
 from reread.storage.errors import InputError
 from reread.storage.files import read_json
 from reread.storage.job import Job
@@ -255,7 +255,7 @@ def _report_file(experiment: str, name: str) -> Any:
     plan, again = make_plan(experiment), f"run `reread run --experiment {experiment}`"
     for folder in (plan.report_directory, Path("results") / experiment):
         if (folder / name).is_file():
-            return read_json(whole(folder / name, again))
+            return read_json(require_intact(folder / name, again))
     raise InputError(f"experiment '{experiment}' has no report: {again}")
 
 

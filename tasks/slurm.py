@@ -23,7 +23,7 @@ from typing import Any
 
 from submitit import SlurmExecutor
 
-from reread.storage.errors import InputError, PassingError
+from reread.storage.errors import InputError, TransientError
 from reread.storage.files import read_json, write_json, write_text
 from tasks.progress import say
 
@@ -182,9 +182,9 @@ def task_states() -> dict[str, str]:
     except FileNotFoundError:
         return {}
     except subprocess.TimeoutExpired:
-        raise PassingError("Slurm does not answer: squeue took more than a minute") from None
+        raise TransientError("Slurm does not answer: squeue took more than a minute") from None
     if done.returncode:
-        raise PassingError(f"Slurm does not answer: {done.stderr.strip()}")
+        raise TransientError(f"Slurm does not answer: {done.stderr.strip()}")
     return {name: state.lower() for name, state in (line.split() for line in done.stdout.splitlines())}
 
 

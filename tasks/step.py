@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar
 
 from reread.planning.runs import RESULTS
-from reread.storage.errors import PassingError
+from reread.storage.errors import TransientError
 from reread.storage.files import published_directory, write_json, write_text
 
 if TYPE_CHECKING:
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 def _may_pass(_task: Any, _task_run: Any, state: Any) -> bool:
     """Retry named passing errors alone: never out-of-memory, never a hash that does not match."""
     failure = state.result(raise_on_failure=False)
-    return isinstance(failure, PassingError | ConnectionError)
+    return isinstance(failure, TransientError | ConnectionError)
 
 
 # What is finished is found again by its key in runs/ and prepared/, so Prefect caches nothing.

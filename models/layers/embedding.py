@@ -48,7 +48,7 @@ class WordEmbedding(nn.Embedding):
     def __init__(
         self, vocabulary_size: int, width: int, word_dropout: float = 0.0, vectors: Vectors = "random"
     ) -> None:
-        """vectors: ``word2vec`` takes the data set's at ``begin``."""
+        """vectors: ``word2vec`` takes the data set's at ``init_from_data``."""
         super().__init__(vocabulary_size, width, padding_idx=PADDING)
         self.word_dropout = WordDropout(word_dropout)
         self.vectors = vectors
@@ -60,7 +60,7 @@ class WordEmbedding(nn.Embedding):
         with torch.no_grad():
             self.weight[PADDING].zero_()
 
-    def begin(self, prepared: Prepared) -> None:
+    def init_from_data(self, prepared: Prepared) -> None:
         """Copy the word vectors of ``prepared`` (float32 [V, D]) before training, where the settings name them.
 
         InputError where the data set has none, or of another width.

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from models.layers.attention import Attention
-from models.layers.sequences import at_least_float32, owners, real_steps, sums_of_sequences
+from models.layers.sequences import at_least_float32, real_steps, segment_ids, sums_of_sequences
 
 Name = Literal["attention", "mean", "max"]
 
@@ -63,7 +63,7 @@ class Max(nn.Module):
     def read_ragged(self, states: Tensor, offsets: Tensor) -> Tensor:
         """states float [M, D], sequence n in rows offsets[n] to offsets[n + 1] (int [N + 1]) -> maxima float [N, D]."""
         states = states.to(at_least_float32(states))
-        owner = owners(offsets, len(states))
+        owner = segment_ids(offsets, len(states))
         real = torch.arange(len(states), device=states.device) < offsets[-1]
         # The gradient is that of a weighted sum: segment_reduce's own of a maximum gives each of several equal steps
         # all of it where it is negative (torch 2.13).

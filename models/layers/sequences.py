@@ -41,7 +41,7 @@ def sums_of_sequences(x: Tensor, offsets: Tensor) -> Tensor:
     return torch.segment_reduce(x.to(at_least_float32(x)), "sum", offsets=offsets, unsafe=True)
 
 
-def owners(offsets: Tensor, rows: int) -> Tensor:
+def segment_ids(offsets: Tensor, rows: int) -> Tensor:
     """Return the sequence of each of ``rows`` rows, int64 [rows]; rows after the last sequence count to it."""
     row = torch.arange(rows, dtype=offsets.dtype, device=offsets.device)
     return (torch.searchsorted(offsets, row, right=True) - 1).clamp(max=len(offsets) - 2)

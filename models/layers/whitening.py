@@ -33,7 +33,7 @@ class Whitening(nn.Conv2d):
         self.weight.requires_grad_(not frozen)
 
     @torch.no_grad()
-    def begin(self, prepared: Prepared) -> None:
+    def init_from_data(self, prepared: Prepared) -> None:
         """Take the filters that whiten the training split of ``prepared``."""
         if not self.frozen:
             return

@@ -28,7 +28,7 @@ from reread.storage.prepared import Prepared
 RESIDENT_SHARE = 0.25
 PREFETCHED = 2
 
-Way = Literal["resident", "prefetched", "collated"]
+LoadingMode = Literal["resident", "prefetched", "collated"]
 Loaded = tuple[tuple[Tensor, ...], Tensor | None]
 # The rows of each batch, this process's share of them, and the loaded batches.
 Epoch = tuple[list[np.ndarray], list[np.ndarray], Iterator[Loaded]]
@@ -60,7 +60,7 @@ class Loader:
         rows: Int64Array,
         device: torch.device,
         ragged: bool = False,
-        way: Way | None = None,
+        way: LoadingMode | None = None,
         labelled: bool = True,
     ) -> None:
         """rows: all that will ever be loaded, int [N], at least one; labelled: whether batches have a target."""
@@ -84,7 +84,7 @@ class Loader:
             *tensors, target = tensors if self.labelled else (*tensors, None)
             yield self.collator.finish(tuple(tensors)), target
 
-    def _choose(self, rows: Int64Array) -> Way:
+    def _choose(self, rows: Int64Array) -> LoadingMode:
         if self.device.type != "cuda":
             return "collated"
         free, _ = torch.cuda.mem_get_info(self.device)
@@ -159,7 +159,7 @@ class Batches:
         augmentation: Sequence[Mapping[str, Any]] = (),
         rank: int = 0,
         world_size: int = 1,
-        way: Way | None = None,
+        way: LoadingMode | None = None,
     ) -> None:
         """rows: int [N]; batch_size: over all processes; augmentation: settings, each with its ``name``.
 

@@ -14,7 +14,7 @@ from cuda_ext.graphs import Graphs
 from cuda_ext.library import ReferenceWarning
 from models.objectives import scores
 from reread.batches import array
-from reread.batches.batches import Loader, Way
+from reread.batches.batches import Loader, LoadingMode
 from reread.batches.collation import KindCollator, make_collator, reads_ragged
 from reread.storage.arrays import Float32Array, Int64Array
 from reread.storage.prepared import Prepared
@@ -53,7 +53,7 @@ class Predictor:
         self.classes = len(prepared.classes)
         batch_size = batch_size or most_rows(make_collator(prepared, device, ragged), rows, device)
         # A single batch that is read once is copied once either way.
-        way: Way | None = "collated" if len(rows) <= batch_size and not self.graphs else None
+        way: LoadingMode | None = "collated" if len(rows) <= batch_size and not self.graphs else None
         self.loader = Loader(prepared, rows, device, ragged, way, labelled=False)
         self.order = np.argsort(self.loader.collator.sizes(rows), kind="stable")
         ordered = rows[self.order]

@@ -16,7 +16,7 @@ import psycopg2
 from psycopg2 import sql
 
 from reread.commands.service_settings import ServiceSettings
-from reread.storage.errors import InputError, PassingError
+from reread.storage.errors import InputError, TransientError
 
 MAINTENANCE = "postgres"
 SECONDS_TO_CONNECT = 5
@@ -126,4 +126,4 @@ def _run(settings: ServiceSettings, program: str, *arguments: str) -> None:
     )
     if done.returncode:
         reason = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[0]
-        raise PassingError(f"{program} failed: {reason}")
+        raise TransientError(f"{program} failed: {reason}")

@@ -27,7 +27,7 @@ from typing import Any
 from rich.console import Console
 
 import tasks
-from reread.storage.errors import InputError, PassingError
+from reread.storage.errors import InputError, TransientError
 from reread.storage.locks import file_lock
 from reread.storage.secret import SECRET, USER, project_auth, project_secret
 from reread.training.launcher import STOPPING
@@ -43,7 +43,7 @@ WATCH_SECONDS = 0.5
 IN_SECRET = f"what follows = in {SECRET}"
 
 
-class ServerFailed(PassingError):
+class ServerFailed(TransientError):
     """A server ended, does not answer, or refuses a request. A busy machine can be the cause."""
 
 

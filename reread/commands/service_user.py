@@ -21,7 +21,7 @@ import typer
 
 from reread.commands.service import request
 from reread.commands.service_settings import PREFIX, SETTINGS, ServiceSettings, Settings, read_settings
-from reread.storage.errors import InputError, PassingError
+from reread.storage.errors import InputError, TransientError
 from reread.storage.files import write_text
 from reread.storage.secret import OTHERS, PRIVATE, draw
 
@@ -84,11 +84,11 @@ def _refuse_output(output: Path | None) -> None:
 def _call(
     settings: ServiceSettings, method: str, path: str, body: object = None, passes: tuple[int, ...] = (200,)
 ) -> tuple[int, str]:
-    """Call MLflow as its administrator; PassingError where it does not answer, InputError where it refuses."""
+    """Call MLflow as its administrator; TransientError where it does not answer, InputError where it refuses."""
     url = f"{settings.mlflow_page}/api/2.0/mlflow/{path}"
     status, text = request(method, url, settings.mlflow_auth, body)
     if not status:
-        raise PassingError(f"{settings.mlflow_page} does not answer ({text}): start it by `reread serve --service`")
+        raise TransientError(f"{settings.mlflow_page} does not answer ({text}): start it by `reread serve --service`")
     if status not in passes:
         try:
             text = json.loads(text)["message"]

@@ -13,7 +13,7 @@ from reread.evaluation.baselines import Baseline
 from reread.evaluation.items import ITEMS, DataSet, decides, kind_for, write_items
 from reread.evaluation.repeated_baseline import seeds_of
 from reread.goals import PREDICTIONS, goal
-from reread.storage.digests import read_digests, whole
+from reread.storage.digests import read_digests, require_intact
 from reread.storage.errors import InputError
 from reread.storage.files import read_json
 from reread.storage.prepared import DESCRIPTION, SPLITS, Prepared, open_prepared
@@ -141,7 +141,7 @@ class RunRecord:
     def _file(self, name: str) -> Path:
         """Return the path of a file of the evaluation; InputError where it is damaged."""
         directory = Path(self.evaluation_directory)
-        return whole(directory / name, evaluate_again(directory), required=True)
+        return require_intact(directory / name, evaluate_again(directory), required=True)
 
     @property
     def prepared(self) -> Prepared:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from reread.planning.environment import read_environment
-from reread.storage.digests import whole
+from reread.storage.digests import require_intact
 from reread.storage.errors import InputError
 from reread.storage.files import read_object, sha256_file
 from reread.storage.prepared import DESCRIPTION
@@ -64,7 +64,7 @@ def run_record(directory: Path, variant: str, without_weights: bool = False) -> 
     ``without_weights`` does not accept that.
     """
     again = f"train run {directory.name} again"
-    result = read_object(whole(directory / RESULT, again, required=True), "run_key", "seed", "weights_sha256")
+    result = read_object(require_intact(directory / RESULT, again, required=True), "run_key", "seed", "weights_sha256")
     job = read_object(directory / JOB, "run_key", "data")
     weights, run = directory / WEIGHTS, RunFolder(directory)
     if run.published:

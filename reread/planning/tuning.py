@@ -17,7 +17,7 @@ from reread.planning.plan import PLAN, Plan, Variant
 from reread.planning.resolve import make_plan
 from reread.planning.runs import RESULTS
 from reread.planning.space import flat, nested
-from reread.storage.digests import whole
+from reread.storage.digests import require_intact
 from reread.storage.errors import InputError, refuse_unknown
 from reread.storage.files import FROM_GIT, read_object
 from reread.storage.run_folder import METRICS
@@ -80,8 +80,8 @@ def choices(report: Path, seed: int | None = None) -> dict[str, Choice]:
     if not (report / METRICS).is_file() or not (report / PLAN).is_file():
         return {}
     again = FROM_GIT if report.parent == RESULTS else f"run `reread run --experiment {report.name}` again"
-    metrics = read_object(whole(report / METRICS, again), hint=again)
-    variants = read_object(whole(report / PLAN, again), "variants", hint=again)["variants"]
+    metrics = read_object(require_intact(report / METRICS, again), hint=again)
+    variants = read_object(require_intact(report / PLAN, again), "variants", hint=again)["variants"]
     try:
         return choices_of(metrics if seed is None else by_seed(metrics, seed), variants)
     except (AttributeError, KeyError, TypeError) as error:

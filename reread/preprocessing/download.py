@@ -16,7 +16,7 @@ from pathlib import Path
 
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
-from reread.storage.errors import InputError, PassingError
+from reread.storage.errors import InputError, TransientError
 from reread.storage.locks import file_lock
 
 CHUNK = 1 << 20
@@ -61,7 +61,7 @@ def find_archive(
 def download(archive: Archive, directory: Path, progress: Callable[[str], None] = lambda line: None) -> Path:
     """Download ``archive`` to ``directory`` and return its path; an existing complete file is reused.
 
-    The part received before an interruption is kept in FILE.part and resumed. PassingError when the network or the
+    The part received before an interruption is kept in FILE.part and resumed. TransientError when the network or the
     server fails, InputError when the server has no such file or the checksum is not the published one.
     """
     path = directory / archive.file_name
@@ -76,11 +76,11 @@ def download(archive: Archive, directory: Path, progress: Callable[[str], None] 
             fetch(archive.url, part)
         except urllib.error.HTTPError as error:
             if error.code >= 500 or error.code in BUSY:
-                raise PassingError(f"{archive.url}: {error}") from error
+                raise TransientError(f"{archive.url}: {error}") from error
             raise InputError(f"{archive.url}: {error}: put the archive at {path} yourself and run again") from None
         except (http.client.HTTPException, OSError) as error:
             reason = getattr(error, "reason", error)
-            raise PassingError(
+            raise TransientError(
                 f"{archive.url} cannot be fetched ({reason}): the received part is kept and resumed, and local "
                 "archives are read from REREAD_MIRROR=FOLDER"
             ) from error

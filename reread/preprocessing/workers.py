@@ -23,7 +23,7 @@ from typing import Any
 import pyarrow
 
 from reread.preprocessing.blocks import Job, Run, Step
-from reread.storage.errors import InputError, PassingError
+from reread.storage.errors import InputError, TransientError
 from reread.storage.source import source_digests
 
 DASK = "dask"
@@ -67,7 +67,7 @@ def open_workers(jobs: int, directory: Path) -> Iterator[Run]:
     """Yield a function ``run(step, jobs)`` that yields the results of the jobs; at most ``jobs`` processes are started.
 
     ``directory`` is a temporary folder for the workers' files. InputError where the chosen workers are not
-    available, or a job was refused; PassingError where a worker died.
+    available, or a job was refused; TransientError where a worker died.
     """
     chosen = _WORKERS.get(Workers()).chosen
     if isinstance(chosen, str):
@@ -96,7 +96,7 @@ def _processes(count: int) -> Iterator[Run]:
                 while waiting:
                     yield waiting.popleft().result()
             except BrokenProcessPool:
-                raise PassingError(
+                raise TransientError(
                     "a process that prepares data died, perhaps for want of memory: nothing was published, and "
                     "one process (REREAD_PREPROCESSING=1) needs the least"
                 ) from None
@@ -139,7 +139,7 @@ def _dask(directory: Path) -> Iterator[Run]:
                 for partition in client.compute(partitions.to_delayed(optimize_graph=False)):
                     yield from partition.result()
             except KilledWorker as error:
-                raise PassingError(
+                raise TransientError(
                     f"Dask's workers died again and again at the same block ({error.task}), perhaps for want of "
                     "memory: nothing was published"
                 ) from None

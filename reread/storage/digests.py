@@ -82,7 +82,7 @@ def verify_digest(path: Path, required: bool = False) -> None:
         refuse_damaged(path, digest)
 
 
-def whole(path: Path, hint: str, required: bool = False) -> Path:
+def require_intact(path: Path, hint: str, required: bool = False) -> Path:
     """Return ``path``; InputError where it is damaged (``verify_digest``); ``hint`` says how to mend it."""
     try:
         verify_digest(path, required)

@@ -49,7 +49,7 @@ class WorkFailed(RuntimeError):
     """Work that started and ended without a result. The message is one line: which, how, and where its log is."""
 
 
-class PassingError(RuntimeError):
+class TransientError(RuntimeError):
     """A failure outside this process that may be transient (a network, a busy database): worth a retry."""
 
 
@@ -179,8 +179,9 @@ def command(main: Callable[..., int | None]) -> Callable[..., None]:
 
     Exit codes: 2 for InputError, for a ValueError of another package that has an ``exit_code`` (cuda_ext's
     KernelError), for a source file with a syntax error, for a registry's file that fails when it is imported, for a
-    package that is not installed, and for a file or folder that cannot be used; 1 for WorkFailed and PassingError; 130
-    for an interrupt; 141 where the reader of the output has exited; FAULT, after its traceback, for any other error.
+    package that is not installed, and for a file or folder that cannot be used; 1 for WorkFailed and TransientError;
+    130 for an interrupt; 141 where the reader of the output has exited; FAULT, after its traceback, for any other
+    error.
     """
 
     @functools.wraps(main)
@@ -208,7 +209,7 @@ def command(main: Callable[..., int | None]) -> Callable[..., None]:
             fail(printable(f"{error.filename}, line {error.lineno}: {error.msg}"), 2)
         except WorkFailed as error:
             fail(printable(error, BREAKS), 1)
-        except PassingError as error:
+        except TransientError as error:
             fail(f"{printable(error, BREAKS)}; it may be temporary: run the same command again", 1)
         except OSError as error:
             # A file that cannot be used is the user's problem; any other error is a defect of ours.

@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 
 from reread.storage.arrays import Int64Array
-from reread.storage.digests import current_sha256, whole
+from reread.storage.digests import current_sha256, require_intact
 from reread.storage.errors import InputError
 from reread.storage.files import below, read_object
 from reread.storage.ledger import refuse_unrecorded
@@ -85,7 +85,7 @@ def open_prepared(directory: Path, verify: bool = True) -> Prepared:
     directory = Path(directory)
     again = f"remove {directory} and run again, it will be prepared again"
     description = read_object(
-        whole(directory / DESCRIPTION, again), "name", "kind", "task", "classes", "splits", "arrays"
+        require_intact(directory / DESCRIPTION, again), "name", "kind", "task", "classes", "splits", "arrays"
     )
     arrays = {}
     for name, about in description["arrays"].items():

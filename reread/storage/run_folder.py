@@ -22,7 +22,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from reread.storage.digests import DIGESTS, refuse_damaged, verify_digest, whole
+from reread.storage.digests import DIGESTS, refuse_damaged, require_intact, verify_digest
 from reread.storage.errors import InputError
 from reread.storage.files import (
     canonical_json,
@@ -101,7 +101,7 @@ class RunFolder:
         """result.json, {} where the run has not finished; InputError where it is damaged."""
         if self.finished:
             # A served model has a copy of it, without the history and without digests.
-            whole(self.directory / RESULT, self._hint, required=(self.directory / HISTORY).is_file())
+            require_intact(self.directory / RESULT, self._hint, required=(self.directory / HISTORY).is_file())
         return self._read(RESULT)
 
     @cached_property
@@ -155,7 +155,7 @@ class RunFolder:
 
     def history(self) -> list[dict[str, float]]:
         """Return the rows of history.csv, one per epoch; InputError where it is missing or not readable."""
-        path = whole(self.directory / HISTORY, self._hint, required=self.finished)
+        path = require_intact(self.directory / HISTORY, self._hint, required=self.finished)
         try:
             with open(path, encoding="utf-8", newline="") as file:
                 return [{name: float(value) for name, value in row.items()} for row in csv.DictReader(file)]
@@ -178,7 +178,7 @@ class RunFolder:
         folder = self.evaluation(PUBLISHED)
         if not self.published or not (folder / METRICS).is_file():
             return None
-        measured = read_object(whole(folder / METRICS, evaluate_again(folder), required=True))
+        measured = read_object(require_intact(folder / METRICS, evaluate_again(folder), required=True))
         return folder if set(splits) <= set(measured) else None
 
     def evaluations(self) -> dict[str, dict[str, Any]]:
@@ -186,7 +186,10 @@ class RunFolder:
         files = sorted(
             self.directory.glob(f"{EVALUATION}/*/{METRICS}"), key=lambda path: (path.stat().st_mtime_ns, path)
         )
-        return {path.parent.name: read_json(whole(path, evaluate_again(path.parent), required=True)) for path in files}
+        return {
+            path.parent.name: read_json(require_intact(path, evaluate_again(path.parent), required=True))
+            for path in files
+        }
 
     def _read(self, name: str) -> dict[str, Any]:
         path = self.directory / name

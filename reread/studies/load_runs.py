@@ -14,7 +14,7 @@ from reread.batches import collation
 from reread.batches.subsets import segment_arange, select_rows
 from reread.planning.plan import Plan
 from reread.storage.arrays import Int64Array
-from reread.storage.digests import whole
+from reread.storage.digests import require_intact
 from reread.storage.errors import InputError
 from reread.storage.files import read_json
 from reread.storage.job import Job
@@ -137,13 +137,15 @@ def evaluated_experiment(plan: Plan) -> EvaluatedExperiment:
     again = f"run `{plan.command}`"
     if not (folder / "plan.json").is_file():
         raise InputError(f"experiment '{plan.name}' is not evaluated, {folder} has no plan.json: {again}")
-    if read_json(whole(folder / "plan.json", again))["key"] != plan.key:
+    if read_json(require_intact(folder / "plan.json", again))["key"] != plan.key:
         raise InputError(f"{folder} is the report of other settings of '{plan.name}' than today's: {again}")
-    metrics = read_json(whole(folder / "metrics.json", again))
+    metrics = read_json(require_intact(folder / "metrics.json", again))
     for job in jobs:
         if metrics["variants"][job.variant]["seeds"][str(job.seed)]["run_key"] != job.run_key:
             raise InputError(f"{folder} is of another run of {job.name}: {again}")
-    return EvaluatedExperiment(plan, metrics, read_json(whole(folder / "verdicts.json", again))["verdicts"], jobs)
+    return EvaluatedExperiment(
+        plan, metrics, read_json(require_intact(folder / "verdicts.json", again))["verdicts"], jobs
+    )
 
 
 def _finished_jobs(plan: Plan) -> list[Job]:

@@ -31,7 +31,7 @@ from reread.evaluation.pictures import BLUE, GREY, ORANGE, picture
 from reread.planning.plan import PLAN, Plan
 from reread.planning.resolve import make_plan
 from reread.planning.tuning import Choice, choices, contradictions, evidence_folders, flow, trained_with
-from reread.storage.digests import whole
+from reread.storage.digests import require_intact
 from reread.storage.errors import InputError
 from reread.storage.files import read_object
 from reread.storage.run_folder import METRICS
@@ -62,7 +62,7 @@ def choices_by_seed(folder: Path) -> dict[int, dict[str, Choice]]:
     InputError where all trials share fewer than two seeds: one tuning has no variance.
     """
     again = f"run `reread run --experiment {folder.name}` again"
-    trials = read_object(whole(folder / METRICS, again), "variants")["variants"].values()
+    trials = read_object(require_intact(folder / METRICS, again), "variants")["variants"].values()
     seeds = sorted(set.intersection(*(set(map(int, trial["seeds"])) for trial in trials)))
     if len(seeds) < LEAST_TUNINGS:
         raise InputError(

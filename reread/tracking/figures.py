@@ -9,7 +9,7 @@ from typing import Any
 
 from reread.goals import goal
 from reread.planning import space
-from reread.storage.digests import whole
+from reread.storage.digests import require_intact
 from reread.storage.files import read_json
 from reread.storage.job import Job
 from reread.storage.run_folder import LATENCY, METRICS, RunFolder, evaluate_again
@@ -81,8 +81,8 @@ def run_figures(
     figures |= {name: folder.timing[name] for name in TIMING_METRICS if name in folder.timing}
     if evaluation_directory is not None:
         measured, again = Path(evaluation_directory), evaluate_again(Path(evaluation_directory))
-        figures |= dict(_numbers(read_json(whole(measured / METRICS, again, required=True))))
-        latency = read_json(whole(measured / LATENCY, again)) if (measured / LATENCY).is_file() else {}
+        figures |= dict(_numbers(read_json(require_intact(measured / METRICS, again, required=True))))
+        latency = read_json(require_intact(measured / LATENCY, again)) if (measured / LATENCY).is_file() else {}
         figures |= {f"latency.{name}": latency[name] for name in LATENCY_METRICS if name in latency}
     return figures
 

@@ -36,7 +36,7 @@ from reread.storage.registry import registry
 from reread.storage.run_folder import RunFolder
 from reread.storage.settings import members
 from reread.storage.source import NoModule
-from reread.training.processes import ONE, Processes
+from reread.training.processes import SINGLE_PROCESS, Processes
 from reread.training.progress import Progress
 from reread.training.rendezvous import joined
 from reread.training.settings import TrainingJob
@@ -76,7 +76,7 @@ def main(arguments: list[str] | None = None) -> int:
     if options.at_once < 1:
         raise InputError(f"--at-once is {options.at_once}: give a whole number from 1 up")
     processes = Processes.of_environment()
-    if not processes.several:
+    if not processes.is_distributed:
         exit_at_signals()
     if options.at_once > 1:
         return train_at_once(options.jobs, options.at_once, options.runs_per_gpu)
@@ -173,7 +173,7 @@ def serve(descriptor: int) -> int:
                 os.dup2(log, stream.fileno())
             os.close(log)
             with open(events, "w", encoding="utf-8") as stream:
-                code = attempt(Path(os.fsdecode(message)), stream, bool(lock), ONE)
+                code = attempt(Path(os.fsdecode(message)), stream, bool(lock), SINGLE_PROCESS)
             for file in lock:
                 os.close(file)
             line.send(bytes([code]))
@@ -183,7 +183,7 @@ def serve(descriptor: int) -> int:
 
 def open_events(descriptor: int, processes: Processes) -> TextIO:
     """Open the stream of events. torchrun, the parent of several processes, keeps descriptors above 2 to itself."""
-    if processes.several and descriptor > 2:
+    if processes.is_distributed and descriptor > 2:
         return open(f"/proc/{os.getppid()}/fd/{descriptor}", "w", encoding="utf-8")
     return open(descriptor, "w", encoding="utf-8", closefd=descriptor > 2)
 
@@ -216,7 +216,7 @@ def attempt(
         code = 1
     finally:
         free_memory()
-    if code and processes.several:
+    if code and processes.is_distributed:
         if code == InputError.exit_code and int(os.environ.get("TORCHELASTIC_MAX_RESTARTS", 0)):
             end_torchrun(processes)
         sys.exit(code)
@@ -246,7 +246,7 @@ def train(
     progress = Progress(job, events, quiet=not processes.main)
     folder = RunFolder(job.run_directory)
     try:
-        result = processes.lead(lambda: folder.result if folder.finished and not folder.damage() else None)
+        result = processes.run_on_rank_zero(lambda: folder.result if folder.finished and not folder.damage() else None)
         if result is None:
             if models.is_outside(job.model):
                 models.settings_class(job.model)  # says where its package is missing

@@ -19,10 +19,10 @@ from torch import Tensor
 from torch.nn import functional
 
 from models.layers.embedding import PADDING, WordEmbedding
-from models.layers.sequences import offsets_of, owners, sums_of_sequences
+from models.layers.sequences import offsets_of, segment_ids, sums_of_sequences
 
 
-class Places:
+class PerturbedEmbedding:
     """The positions of the words of one batch, tokens int [N, S, W] or [M]. Word dropout is drawn here, once."""
 
     def __init__(self, embedding: WordEmbedding, tokens: Tensor) -> None:
@@ -37,7 +37,7 @@ class Places:
         return functional.embedding(self.words, self.embedding.weight, PADDING)
 
     @contextmanager
-    def read_as(self, vectors: Tensor) -> Iterator[None]:
+    def override_embedding(self, vectors: Tensor) -> Iterator[None]:
         """Let the embedding look up ``vectors`` [P, E] by ``numbers`` for the block."""
         self.embedding.table = functional.pad(vectors, (0, 0, 1, 0))
         try:
@@ -46,14 +46,14 @@ class Places:
             self.embedding.table = None
 
 
-def worst(gradient: Tensor, tokens: Tensor, word_counts: Tensor, norm: float) -> Tensor:
+def worst_perturbation(gradient: Tensor, tokens: Tensor, word_counts: Tensor, norm: float) -> Tensor:
     """Return the perturbation float [P, E] for the gradient float [P, E] by the vectors of tokens [N, S, W] or [M].
 
     It has the gradient's direction and the Euclidean norm ``norm`` over each document; 0 where the gradient is 0."""
     squares = gradient.square().sum(dim=-1, keepdim=True)
     if tokens.ndim == 1:
         offsets = offsets_of(word_counts.sum(dim=1))
-        of_document = sums_of_sequences(squares, offsets)[owners(offsets, len(tokens))]
+        of_document = sums_of_sequences(squares, offsets)[segment_ids(offsets, len(tokens))]
     else:
         of_document = squares.view(len(tokens), -1, 1).sum(dim=1, keepdim=True).expand(-1, tokens[0].numel(), -1)
         of_document = of_document.reshape(-1, 1)

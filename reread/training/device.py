@@ -15,14 +15,14 @@ from reread.runtime.determinism import set_determinism
 from reread.runtime.gpu_lease import acquire_gpus
 from reread.storage.errors import InputError
 from reread.storage.git import checkout
-from reread.training.processes import ONE, Processes
+from reread.training.processes import SINGLE_PROCESS, Processes
 from reread.training.settings import Settings
 
 HALVES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 @contextlib.contextmanager
-def acquire_device(processes: Processes = ONE, runs_per_gpu: int = 1) -> Iterator[torch.device]:
+def acquire_device(processes: Processes = SINGLE_PROCESS, runs_per_gpu: int = 1) -> Iterator[torch.device]:
     """Acquire the device of this process for the block: the CPU, or a GPU of its own.
 
     Several processes get a GPU each, or all of them wait. ``runs_per_gpu`` runs may share a GPU. InputError where a

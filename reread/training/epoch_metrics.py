@@ -7,7 +7,7 @@ import torch
 
 from reread.storage.errors import InputError
 from reread.training.progress import Progress
-from reread.training.step import Outcome
+from reread.training.step import StepOutput
 
 
 class EpochMetrics:
@@ -22,9 +22,9 @@ class EpochMetrics:
         self.rows = 0
         self.loss = self.correct = 0.0
         self.norms: list[float] = []
-        self._unread: list[tuple[int, Outcome]] = []
+        self._unread: list[tuple[int, StepOutput]] = []
 
-    def add(self, rows: int, outcome: Outcome) -> None:
+    def add(self, rows: int, outcome: StepOutput) -> None:
         """Add the outcome of a step on ``rows`` rows of all processes together; InputError as ``read``."""
         self._unread.append((rows, outcome))
         if self.progress.step(rows):

@@ -14,7 +14,7 @@ import torch
 import models
 from cuda_ext import library
 from models.layers import uses_kernels
-from models.layers.beginning import begin
+from models.layers.initialisation import init_from_data
 from models.objectives import make_objective
 from reread.batches.batches import Batches
 from reread.batches.collation import reads_ragged
@@ -26,7 +26,7 @@ from reread.training.checkpoint import Checkpoint, Writer
 from reread.training.epoch_metrics import EpochMetrics, refuse_non_finite
 from reread.training.lookahead import Lookahead
 from reread.training.optimisers import make_optimiser
-from reread.training.processes import ONE, Processes, with_shared_statistics
+from reread.training.processes import SINGLE_PROCESS, Processes, with_shared_statistics
 from reread.training.progress import Progress
 from reread.training.schedules import Schedule
 from reread.training.settings import TrainingJob
@@ -36,7 +36,11 @@ from reread.training.validation import validate
 
 
 def train(
-    job: TrainingJob, prepared: Prepared, device: torch.device, progress: Progress, processes: Processes = ONE
+    job: TrainingJob,
+    prepared: Prepared,
+    device: torch.device,
+    progress: Progress,
+    processes: Processes = SINGLE_PROCESS,
 ) -> tuple[torch.nn.Module, State]:
     """Train to the end, resuming from the last checkpoint if there is one; return the network after its last epoch and
     the state."""
@@ -44,7 +48,7 @@ def train(
     seed_epoch(job.seed, epoch=0)
     network: torch.nn.Module = models.build(job.model, job.network, prepared.description)
     network.to(device)
-    begin(network, prepared)
+    init_from_data(network, prepared)
     if settings.strict_kernels:
         refuse_references(network, device)
     # Before the norms are exchanged: a network's parameter groups may depend on their class.
@@ -91,7 +95,7 @@ def train(
                 recent.append(batch.inputs)
             training = metrics.row()
             average.take_buffers(recent)
-            validation = processes.lead(partial(validate, average.network, objective, prepared, predictor))
+            validation = processes.run_on_rank_zero(partial(validate, average.network, objective, prepared, predictor))
             refuse_non_finite(validation.loss, f"validation loss after epoch {epoch}", settings.learning_rate)
             row: dict[str, Any] = {
                 "epoch": epoch,

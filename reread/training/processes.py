@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 Result = TypeVar("Result")
 # How long the others wait for rank 0, which may wait for a lock that another run holds.
-PATIENCE = timedelta(days=7)
+RENDEZVOUS_TIMEOUT = timedelta(days=7)
 
 
 @dataclass(frozen=True)
@@ -45,12 +45,12 @@ class Processes:
         return self.rank == 0
 
     @property
-    def several(self) -> bool:
+    def is_distributed(self) -> bool:
         return self.world_size > 1
 
-    def lead(self, work: Callable[[], Result]) -> Result:
+    def run_on_rank_zero(self, work: Callable[[], Result]) -> Result:
         """Do ``work`` in rank 0 and return its result in all; an InputError of it is raised in all."""
-        if not self.several:
+        if not self.is_distributed:
             return work()
         found: tuple[Any, str | None] = (None, None)
         if self.main:
@@ -65,7 +65,7 @@ class Processes:
 
     def gather(self, value: Any) -> list[Any]:
         """Return the value of every rank, in their order."""
-        if not self.several:
+        if not self.is_distributed:
             return [value]
         import torch.distributed
 
@@ -73,7 +73,7 @@ class Processes:
         torch.distributed.all_gather_object(values, value, group=_of_objects())
         return values
 
-    def add_up(self, tensors: "list[Tensor]", share: float) -> None:
+    def weighted_all_reduce(self, tensors: "list[Tensor]", share: float) -> None:
         """Replace each tensor, on its device, by the sum over all ranks of ``share`` times theirs."""
         import torch
 
@@ -85,7 +85,7 @@ class Processes:
                 tensor.copy_(piece.view_as(tensor))
 
 
-ONE = Processes()
+SINGLE_PROCESS = Processes()
 
 
 def _of_objects() -> Any:
@@ -94,7 +94,7 @@ def _of_objects() -> Any:
 
     global _objects
     if _objects is None:
-        _objects = torch.distributed.new_group(backend="gloo", timeout=PATIENCE)
+        _objects = torch.distributed.new_group(backend="gloo", timeout=RENDEZVOUS_TIMEOUT)
     return _objects
 
 
@@ -111,7 +111,7 @@ def with_shared_statistics(network: "nn.Module", processes: Processes) -> "nn.Mo
     import torch
     from torch.nn.modules.batchnorm import _BatchNorm
 
-    if not processes.several or not any(isinstance(module, _BatchNorm) for module in network.modules()):
+    if not processes.is_distributed or not any(isinstance(module, _BatchNorm) for module in network.modules()):
         return network
     if not torch.cuda.is_available():
         raise InputError(

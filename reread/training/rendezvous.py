@@ -6,7 +6,7 @@ import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from reread.training.processes import PATIENCE, Processes
+from reread.training.processes import RENDEZVOUS_TIMEOUT, Processes
 
 # Of Linux: linux/prctl.h.
 PR_SET_PDEATHSIG = 1
@@ -19,14 +19,14 @@ def joined(processes: Processes) -> Iterator[None]:
     From then on the kernel kills this process when torchrun has ended: nothing else would end one that waits for
     another inside torch.
     """
-    if not processes.several:
+    if not processes.is_distributed:
         yield
         return
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     import torch.distributed
 
     gpu = torch.cuda.is_available()
-    store, rank, world_size = next(torch.distributed.rendezvous("env://", timeout=PATIENCE))
+    store, rank, world_size = next(torch.distributed.rendezvous("env://", timeout=RENDEZVOUS_TIMEOUT))
     # torchrun keeps its store when it starts the processes again, with the addresses of those that died: a process
     # that read them would fail, or wait for ever (https://github.com/pytorch/pytorch/issues/167288).
     attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
@@ -35,7 +35,7 @@ def joined(processes: Processes) -> Iterator[None]:
         store=torch.distributed.PrefixStore(f"attempt {attempt}", store),
         rank=rank,
         world_size=world_size,
-        timeout=PATIENCE,
+        timeout=RENDEZVOUS_TIMEOUT,
     )
     yield
     torch.distributed.destroy_process_group()

@@ -24,7 +24,7 @@ from reread.training.checkpoint import checkpoints, publish_best_weights
 from reread.training.device import acquire_device, configure, environment, peak_memory
 from reread.training.loop import train
 from reread.training.network_check import check_network
-from reread.training.processes import ONE, Processes
+from reread.training.processes import SINGLE_PROCESS, Processes
 from reread.training.progress import Progress
 from reread.training.settings import TrainingJob
 from reread.training.state import State
@@ -35,7 +35,7 @@ def run(
     given: dict[str, Any],
     progress: Progress,
     locked: bool = False,
-    processes: Processes = ONE,
+    processes: Processes = SINGLE_PROCESS,
     wait: bool = True,
 ) -> dict[str, Any]:
     """Train ``job`` (``given`` is its file's content, kept as job.json) and return its result.
@@ -44,14 +44,14 @@ def run(
     InputError. ``locked``: the launcher of this process holds the run's lock.
     """
     with contextlib.ExitStack() as held:
-        finished = processes.lead(lambda: begin(job, given, held, locked, wait))
+        finished = processes.run_on_rank_zero(lambda: begin(job, given, held, locked, wait))
         if finished is not None:
             return finished
         prepared = open_prepared(job.prepared)
         # Read before training: the file may be edited in the meantime.
         network_source = models.network_source(job.model, job.network)
         with memory_advice(job, "this machine"):
-            processes.lead(lambda: check_network(job.model, job.network, job.training.objective, prepared))
+            processes.run_on_rank_zero(lambda: check_network(job.model, job.network, job.training.objective, prepared))
         configure(job.training)
         with acquire_device(processes, job.runs_per_gpu) as device, warnings.catch_warnings():
             if device.type == "cpu":
@@ -64,7 +64,7 @@ def run(
                     network, state = train(job, prepared, device, progress, processes)
             except KernelError as error:
                 raise InputError(str(error)) from None
-        return processes.lead(lambda: finish(job, network, network_source, state, progress.timing() | peak))
+        return processes.run_on_rank_zero(lambda: finish(job, network, network_source, state, progress.timing() | peak))
 
 
 def begin(

@@ -16,15 +16,15 @@ from cuda_ext.gradient_norm import gradient_norm
 from cuda_ext.graphs import Graphs
 from models.layers.embedding import word_embedding
 from models.objectives import Objective, scores
-from reread.training.adversarial import Places, worst
+from reread.training.adversarial import PerturbedEmbedding, worst_perturbation
 from reread.training.device import mixed_precision
 from reread.training.optimisers import set_learning_rate
-from reread.training.processes import ONE, Processes
+from reread.training.processes import SINGLE_PROCESS, Processes
 from reread.training.settings import Settings
 
 
 @dataclass(frozen=True)
-class Outcome:
+class StepOutput:
     """The results of a step, on the device: reading a value waits for the step.
 
     loss: mean over the batch, float32 []; correct: share of right answers, float64 []; norm: of all gradients together,
@@ -35,14 +35,14 @@ class Outcome:
     correct: Tensor
     norm: Tensor
 
-    def copy(self) -> "Outcome":
+    def copy(self) -> "StepOutput":
         """Copy the three values by one launch."""
         # The widest first: each begins at a multiple of its size.
         values = (self.correct, self.loss, self.norm)
         together = torch.cat([value.view(1).view(torch.uint8) for value in values])
         parts = together.split([value.element_size() for value in values])
         correct, loss, norm = (part.view(value.dtype)[0] for part, value in zip(parts, values, strict=True))
-        return Outcome(loss, correct, norm)
+        return StepOutput(loss, correct, norm)
 
 
 class Step:
@@ -55,7 +55,7 @@ class Step:
         optimiser: torch.optim.Optimizer,
         settings: Settings,
         device: torch.device,
-        processes: Processes = ONE,
+        processes: Processes = SINGLE_PROCESS,
     ) -> None:
         self.network = network
         self.objective = objective
@@ -68,7 +68,7 @@ class Step:
         self.graphed = device.type == "cuda" and settings.cuda_graphs
         # Gradients that are summed over processes, or scaled, are finished after the graph: the scaler records on the
         # host which gradients it has checked. A fused optimiser skips an overflow without a read from the device.
-        self.finishes_apart = processes.several or self.scaler.is_enabled()
+        self.clips_outside_graph = processes.is_distributed or self.scaler.is_enabled()
         # Clipping on its own reads and writes every gradient once more.
         self.optimiser_clips = (
             device.type == "cuda" and settings.max_grad_norm > 0 and getattr(optimiser, "clips", False)
@@ -77,47 +77,47 @@ class Step:
         self.words = word_embedding(network, "adversarial_epsilon", 0) if settings.adversarial_epsilon else None
         self._graphs = Graphs(self._with_gradients, "this network's step", device) if self.graphed else None
 
-    def __call__(self, inputs: tuple[Tensor, ...], target: Tensor, rate: float, share: float = 1.0) -> Outcome:
+    def __call__(self, inputs: tuple[Tensor, ...], target: Tensor, rate: float, share: float = 1.0) -> StepOutput:
         """Train on one batch (``inputs`` as the network takes them) at learning rate ``rate``.
 
         share: this process's rows as a share of those of all processes.
         """
         set_learning_rate(self.optimiser, rate)
         outcome = self._from_graph(inputs, target) if self._graphs else self._with_gradients(*inputs, target)[0]
-        if self.processes.several:
-            self._add_up(outcome, share)
-        if self.finishes_apart:
+        if self.processes.is_distributed:
+            self._sum_over_processes(outcome, share)
+        if self.clips_outside_graph:
             outcome = replace(outcome, norm=self._clipped())
         clipping = {"norm": outcome.norm, "largest_norm": self.settings.max_grad_norm} if self.optimiser_clips else {}
         self.scaler.step(self.optimiser, **clipping)
         self.scaler.update()
         return outcome
 
-    def _from_graph(self, inputs: tuple[Tensor, ...], target: Tensor) -> Outcome:
+    def _from_graph(self, inputs: tuple[Tensor, ...], target: Tensor) -> StepOutput:
         outcome, gradients = self._graphs(*inputs, target)  # type: ignore[misc]
         for parameter, gradient in zip(self.parameters, gradients, strict=True):
             parameter.grad = gradient
         # The next replay overwrites it.
         return outcome.copy()
 
-    def _with_gradients(self, *batch: Tensor) -> tuple[Outcome, list[Tensor | None]]:
+    def _with_gradients(self, *batch: Tensor) -> tuple[StepOutput, list[Tensor | None]]:
         """Return the outcome for inputs and target, and the gradient of each parameter."""
         # Without an existing gradient the backward pass allocates one; during a capture, in the graph's own memory.
         self.optimiser.zero_grad()
         outcome = self._gradients(batch[:-1], batch[-1])
         return outcome, [parameter.grad for parameter in self.parameters]
 
-    def _gradients(self, inputs: tuple[Tensor, ...], target: Tensor) -> Outcome:
+    def _gradients(self, inputs: tuple[Tensor, ...], target: Tensor) -> StepOutput:
         """Return the outcome and compute all gradients: not yet summed or clipped if finished later."""
         backward = self._backward if self.words is None else self._adversarial
         right, loss = backward(inputs, target)
-        norm = torch.zeros_like(loss) if self.finishes_apart else self._clipped()
-        return Outcome(loss.detach(), right, norm)
+        norm = torch.zeros_like(loss) if self.clips_outside_graph else self._clipped()
+        return StepOutput(loss.detach(), right, norm)
 
-    def _add_up(self, outcome: Outcome, share: float) -> None:
+    def _sum_over_processes(self, outcome: StepOutput, share: float) -> None:
         """Sum the outcome and the gradients over all processes."""
         gradients = [parameter.grad for parameter in self.parameters if parameter.grad is not None]
-        self.processes.add_up([*gradients, outcome.loss, outcome.correct], share)
+        self.processes.weighted_all_reduce([*gradients, outcome.loss, outcome.correct], share)
 
     def _clipped(self) -> Tensor:
         """Clip the gradients, unless the optimiser does, and return their norm before that, float32 []."""
@@ -152,12 +152,12 @@ class Step:
     def _adversarial(self, inputs: tuple[Tensor, ...], target: Tensor) -> tuple[Tensor, Tensor]:
         """Return scores and loss at the unperturbed words; the gradient is that of the losses at both."""
         tokens, word_counts, _ = inputs
-        places = Places(self.words, tokens)  # type: ignore[arg-type]
+        places = PerturbedEmbedding(self.words, tokens)  # type: ignore[arg-type]
         vectors = places.vectors()
         vectors.retain_grad()
-        with places.read_as(vectors):
+        with places.override_embedding(vectors):
             outcome = self._backward((places.numbers, *inputs[1:]), target)
-        perturbation = worst(vectors.grad, tokens, word_counts, self.settings.adversarial_epsilon)  # type: ignore[arg-type]
-        with places.read_as(places.vectors() + perturbation):
+        perturbation = worst_perturbation(vectors.grad, tokens, word_counts, self.settings.adversarial_epsilon)  # type: ignore[arg-type]
+        with places.override_embedding(places.vectors() + perturbation):
             self._backward((places.numbers, *inputs[1:]), target)
         return outcome

@@ -10,7 +10,7 @@ from flows.pipeline import pipeline
 from flows.train import train
 from reread.planning.experiment import experiments
 from reread.planning.resolve import make_plan
-from reread.storage.errors import InputError, PassingError
+from reread.storage.errors import InputError, TransientError
 
 
 @pytest.mark.parametrize(
@@ -39,7 +39,7 @@ def test_the_parameters_of_a_deployment_are_described_with_the_experiments_to_ch
         assert all(about["description"] for about in properties.values())
 
 
-@pytest.mark.parametrize("error", [InputError("variant 'hat': did you mean 'han'?"), PassingError("busy")])
+@pytest.mark.parametrize("error", [InputError("variant 'hat': did you mean 'han'?"), TransientError("busy")])
 def test_a_failure_begins_with_what_to_do(monkeypatch, error):
     def fail():
         raise error

@@ -5,8 +5,8 @@ import pytest
 import torch
 
 import models
-from models.layers.beginning import begin
 from models.layers.embedding import WordDropout, WordEmbedding
+from models.layers.initialisation import init_from_data
 from reread.batches import collation
 from reread.storage.errors import InputError
 from reread.storage.prepared import Prepared
@@ -56,23 +56,23 @@ def with_vectors(text: Prepared, width: int) -> Prepared:
 def test_a_network_that_asks_for_them_begins_with_the_data_set_s_word_vectors(text, model, settings):
     prepared = with_vectors(text, 6)
     network = models.build(model, settings | {"word_vectors": "word2vec"}, text.description)
-    begin(network, prepared)
+    init_from_data(network, prepared)
     weight = network.embedding.weight
     assert not weight[0].any() and weight.requires_grad
     assert np.array_equal(weight[1:].detach().numpy(), prepared.arrays["word_vectors"][1:])
     random = models.build(model, settings, text.description)
     before = random.embedding.weight.detach().clone()
-    begin(random, prepared)
+    init_from_data(random, prepared)
     assert torch.equal(random.embedding.weight, before)
 
 
 def test_vectors_that_are_not_there_or_of_another_width_are_refused_in_one_line(text):
     embedding = WordEmbedding(40, 6, vectors="word2vec")
     with pytest.raises(InputError) as error:
-        begin(embedding, text)
+        init_from_data(embedding, text)
     message = "word_vectors is word2vec, and small is prepared without: set preprocessing.small.word_vectors"
     assert str(error.value) == message
     with pytest.raises(InputError) as error:
-        begin(embedding, with_vectors(text, 5))
+        init_from_data(embedding, with_vectors(text, 5))
     assert "embedding_dim is 6, and the word vectors of small have 5 numbers: set embedding_dim" in str(error.value)
     assert "\n" not in str(error.value)

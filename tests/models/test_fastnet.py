@@ -9,7 +9,7 @@ from torch.nn import functional
 
 import models
 from models.layers import parameter_count
-from models.layers.beginning import begin
+from models.layers.initialisation import init_from_data
 from reread.storage.errors import InputError
 from reread.storage.prepared import Prepared
 
@@ -52,7 +52,7 @@ def test_widths_of_the_source_have_its_number_of_weights():
 
 def test_the_first_convolution_whitens_the_patches_of_the_training_split(pictures):
     network = models.build("fastnet", SMALL, pictures.description)
-    begin(network, pictures)
+    init_from_data(network, pictures)
     assert not network.whitening.weight.requires_grad and network.whitening.bias.requires_grad
     with torch.no_grad():
         white = network.whitening(normalised(pictures, pictures.rows("train"))) - network.whitening.bias.view(-1, 1, 1)
@@ -67,7 +67,7 @@ def test_the_first_convolution_whitens_the_patches_of_the_training_split(picture
     changed = dict(pictures.arrays) | {"images": pictures.arrays["images"].copy()}
     changed["images"][80:] = 0
     other = models.build("fastnet", SMALL, pictures.description)
-    begin(other, Prepared(Path(), pictures.description, changed))
+    init_from_data(other, Prepared(Path(), pictures.description, changed))
     assert torch.equal(other.whitening.weight, network.whitening.weight)
 
 
@@ -95,7 +95,7 @@ def test_autocast_leaves_float64_as_it_is(pictures):
 def test_without_whitening_the_first_convolution_is_drawn_and_trained(pictures):
     network = models.build("fastnet", SMALL | {"whitening": False}, pictures.description)
     before = network.whitening.weight.detach().clone()
-    begin(network, pictures)
+    init_from_data(network, pictures)
     assert torch.equal(network.whitening.weight, before) and network.whitening.weight.requires_grad
 
 
@@ -126,7 +126,7 @@ def test_every_trained_parameter_is_in_one_group_and_learns(pictures, activation
 def test_evaluation_averages_the_views_and_training_reads_one(pictures):
     images = normalised(pictures, pictures.rows("train"))
     network = models.build("fastnet", SMALL, pictures.description)
-    begin(network, pictures)
+    init_from_data(network, pictures)
     network(images)
     logits = {}
     for views in ("image", "mirrored", "mirrored_shifted"):

@@ -7,7 +7,7 @@ from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from models.layers.attention import Attention
 from models.layers.recurrent import BidirectionalGRU
-from models.layers.sequences import owners, real_steps, reverse_by_length, sums_of_sequences
+from models.layers.sequences import real_steps, reverse_by_length, segment_ids, sums_of_sequences
 
 
 @pytest.fixture
@@ -25,7 +25,7 @@ def test_a_row_is_reversed_by_its_own_length():
 def test_ragged_rows_know_their_sequence():
     words = torch.tensor([5, 6, 7, 8, 9, 4, 0, 0], dtype=torch.int32)
     offsets = torch.tensor([0, 2, 2, 5, 6])
-    assert owners(offsets, 8).tolist() == [0, 0, 2, 2, 2, 3, 3, 3]
+    assert segment_ids(offsets, 8).tolist() == [0, 0, 2, 2, 2, 3, 3, 3]
     assert sums_of_sequences(words.float().unsqueeze(-1), offsets).flatten().tolist() == [11, 0, 24, 4]
 
 

@@ -19,7 +19,7 @@ from reread.storage.files import write_json
 from reread.storage.prepared import SPLITS, open_prepared
 from reread.storage.source import ROOT
 from reread.training.__main__ import attempt
-from reread.training.processes import ONE
+from reread.training.processes import SINGLE_PROCESS
 from tests.reads import every_test_split
 
 IMAGES = 60
@@ -62,7 +62,7 @@ def test_the_experiment_runs_from_the_subset_to_the_report(tmp_path, monkeypatch
     records = []
     for job in plan.jobs(folders):
         write_json(tmp_path / "job.json", job.to_json())
-        assert attempt(tmp_path / "job.json", None, False, ONE) == 0
+        assert attempt(tmp_path / "job.json", None, False, SINGLE_PROCESS) == 0
         run, prepared = tmp_path / job.run_directory, tmp_path / job.prepared
         with every_test_split():
             evaluation = evaluate_run(run, prepared, plan.splits)

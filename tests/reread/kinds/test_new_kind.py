@@ -183,7 +183,7 @@ from reread.storage.ledger import open_run_test_split
 from reread.storage.prepared import open_prepared
 from reread.storage.run_folder import RunFolder
 from reread.training.__main__ import attempt
-from reread.training.processes import ONE
+from reread.training.processes import SINGLE_PROCESS
 
 assert kinds.available() == ["image", "series", "symbols", "text"]
 assert "waves" in embedded() and "line" in models.available()
@@ -199,7 +199,7 @@ job = {
     "prepared": str(folder), "run_directory": "runs/key",
 }
 Path("job.json").write_text(json.dumps(job))
-assert attempt(Path("job.json"), None, False, ONE) == 0
+assert attempt(Path("job.json"), None, False, SINGLE_PROCESS) == 0
 with open_run_test_split(RunFolder(Path("runs/key")), prepared.description):
     evaluation = evaluate_run(Path("runs/key"), folder)
     rows = load_raw_rows(prepared, ["train", "validation", "test"])

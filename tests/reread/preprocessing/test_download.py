@@ -8,7 +8,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 
 from reread.preprocessing.download import Archive, download, find_archive
-from reread.storage.errors import InputError, PassingError
+from reread.storage.errors import InputError, TransientError
 
 CONTENT = bytes(number * number % 251 for number in range(300_000))
 
@@ -70,7 +70,7 @@ def test_a_download_is_whole_and_done_once(tmp_path, server, archive):
 
 def test_a_broken_download_resumes_where_it_stopped(tmp_path, server, archive):
     server.breaks_off_after = 120_000
-    with pytest.raises(PassingError, match="REREAD_MIRROR"):
+    with pytest.raises(TransientError, match="REREAD_MIRROR"):
         download(archive, tmp_path)
     part = tmp_path / "x.tar.gz.part"
     assert part.read_bytes() == CONTENT[:120_000] and not (tmp_path / "x.tar.gz").exists()
@@ -105,14 +105,14 @@ def test_what_the_server_answers_decides_whether_to_try_again(tmp_path, server, 
     with pytest.raises(InputError, match="404.*yourself"):
         download(archive, tmp_path)
     server.status = 503
-    with pytest.raises(PassingError, match="x.tar.gz: HTTP Error 503"):
+    with pytest.raises(TransientError, match="x.tar.gz: HTTP Error 503"):
         download(archive, tmp_path)
 
 
 def test_a_server_that_is_not_there_is_a_passing_error(tmp_path, server, archive):
     server.shutdown()
     server.server_close()
-    with pytest.raises(PassingError, match="cannot be fetched .*refused"):
+    with pytest.raises(TransientError, match="cannot be fetched .*refused"):
         download(archive, tmp_path)
 
 

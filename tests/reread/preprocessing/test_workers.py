@@ -13,7 +13,7 @@ import pytest
 
 from reread.preprocessing import blocks, documents, workers
 from reread.preprocessing.prepare import prepare
-from reread.storage.errors import InputError, PassingError
+from reread.storage.errors import InputError, TransientError
 
 ROOT = Path(__file__).parents[3]
 
@@ -97,7 +97,7 @@ def test_a_killed_worker_is_reported_and_leaves_nothing(corpus, monkeypatch):
         add(gathered, block)
 
     monkeypatch.setattr(documents._Found, "add", add_and_kill)
-    with pytest.raises(PassingError, match="died.*nothing was published") as caught:
+    with pytest.raises(TransientError, match="died.*nothing was published") as caught:
         prepared("prepared", 2)
     assert "\n" not in str(caught.value)
     assert not workers_of(os.getpid())

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from reread.storage import digests
-from reread.storage.digests import Damaged, current_sha256, digested_directory, refuse_damaged_folder, whole
+from reread.storage.digests import Damaged, current_sha256, digested_directory, refuse_damaged_folder, require_intact
 from reread.storage.errors import InputError
 from reread.storage.files import read_json, sha256_file, write_json
 from reread.storage.prepared import open_prepared
@@ -42,9 +42,9 @@ def test_a_folder_has_the_digest_of_each_file(tmp_path):
         (working / "b").write_text("b")
     written = read_json(tmp_path / "folder" / "digests.json")
     assert written == {"files": {"a": sha256_file(tmp_path / "folder" / "a"), "b": "0" * 64}}
-    assert whole(tmp_path / "folder" / "a", "make it again").name == "a"
+    assert require_intact(tmp_path / "folder" / "a", "make it again").name == "a"
     with pytest.raises(InputError, match="b is damaged: .*: make it again"):
-        whole(tmp_path / "folder" / "b", "make it again")
+        require_intact(tmp_path / "folder" / "b", "make it again")
     (tmp_path / "folder" / "a").unlink()
     with pytest.raises(Damaged, match="a is missing"):
         refuse_damaged_folder(tmp_path / "folder")

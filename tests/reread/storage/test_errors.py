@@ -4,7 +4,7 @@ import errno
 
 import pytest
 
-from reread.storage.errors import InputError, PassingError, WorkFailed, command, is_needed, nearest
+from reread.storage.errors import InputError, TransientError, WorkFailed, command, is_needed, nearest
 from reread.storage.files import write_text
 
 
@@ -32,7 +32,7 @@ def failing(error: BaseException):
             "error: models/mine.py, line 7: invalid syntax",
         ),
         (WorkFailed("training failed"), 1, "error: training failed"),
-        (PassingError("no answer"), 1, "no answer"),
+        (TransientError("no answer"), 1, "no answer"),
         (
             PermissionError(errno.EACCES, "Permission denied", "data"),
             2,

@@ -11,7 +11,7 @@ from models.objectives import make_objective
 from reread.batches import collation
 from reread.storage.errors import InputError
 from reread.storage.prepared import open_prepared
-from reread.training.adversarial import Places, worst
+from reread.training.adversarial import PerturbedEmbedding, worst_perturbation
 from reread.training.optimisers import make_optimiser
 from reread.training.settings import Settings
 from reread.training.step import Step
@@ -36,8 +36,8 @@ def build(model, settings, prepared):
 def test_a_network_reads_the_table_as_it_reads_its_words(prepared, model, settings, ragged):
     network = build(model, settings, prepared)
     inputs = collation.inputs(prepared, prepared.rows("train"), ragged=ragged)
-    places = Places(word_embedding(network, "adversarial_epsilon", 0), inputs[0])
-    with places.read_as(places.vectors()):
+    places = PerturbedEmbedding(word_embedding(network, "adversarial_epsilon", 0), inputs[0])
+    with places.override_embedding(places.vectors()):
         logits = network(places.numbers, *inputs[1:])
     assert torch.equal(logits, network(*inputs))
 
@@ -47,7 +47,7 @@ def test_the_perturbation_has_its_norm_in_each_document_and_the_gradient_s_direc
     tokens, word_counts, _ = collation.inputs(prepared, prepared.rows("train")[:9], ragged=ragged)
     generator = torch.Generator().manual_seed(0)
     gradient = torch.randn(tokens.numel(), 4, generator=generator) * (tokens.flatten() != 0).unsqueeze(-1)
-    perturbation = worst(gradient, tokens, word_counts, 0.7)
+    perturbation = worst_perturbation(gradient, tokens, word_counts, 0.7)
     counts = word_counts.sum(dim=1).tolist()
     documents = perturbation[: sum(counts)].split(counts) if ragged else perturbation.unflatten(0, (len(tokens), -1))
     for document in documents:
@@ -55,7 +55,7 @@ def test_the_perturbation_has_its_norm_in_each_document_and_the_gradient_s_direc
     torch.testing.assert_close(
         functional.cosine_similarity(perturbation, gradient), (perturbation != 0).any(-1).float()
     )
-    assert not worst(torch.zeros_like(gradient), tokens, word_counts, 0.7).any()
+    assert not worst_perturbation(torch.zeros_like(gradient), tokens, word_counts, 0.7).any()
 
 
 @pytest.mark.parametrize("ragged", [False, True])

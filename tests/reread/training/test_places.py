@@ -12,7 +12,7 @@ import pytest
 import torch
 from prefect.states import Failed
 
-from reread.storage.errors import InputError, PassingError
+from reread.storage.errors import InputError, TransientError
 from reread.storage.source import ROOT
 from reread.training import loop
 from reread.training.launcher import TrainingFailed
@@ -185,5 +185,5 @@ def test_a_gpu_out_of_memory_and_a_refused_job_are_not_tried_again(write_job, te
         train_here(job)
     assert len(calls) == 2 and [path.name for path in folder.glob("checkpoints/*")] == ["000001"]
     # Prefect retries what may pass, and this does not.
-    states = [Failed(data=failure) for failure in (error.value, TrainingFailed("killed"), PassingError("busy"))]
+    states = [Failed(data=failure) for failure in (error.value, TrainingFailed("killed"), TransientError("busy"))]
     assert [_may_pass(None, None, state) for state in states] == [False, False, True]

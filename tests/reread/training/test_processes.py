@@ -8,7 +8,7 @@ from safetensors.torch import load_file
 
 from reread.runtime import gpu_lease
 from reread.storage.errors import InputError
-from reread.training.processes import ONE, Processes, with_shared_statistics
+from reread.training.processes import SINGLE_PROCESS, Processes, with_shared_statistics
 from tests.reread.training.outcome import outcome
 from tests.reread.training.torchrun import TORCHRUN, directory, finish, history, start, train_with_kills, twins
 
@@ -48,7 +48,7 @@ def test_a_run_resumes_after_its_processes_were_killed(write_job, text_directory
 
 def test_batch_norm_over_several_processes_needs_gpus(monkeypatch):
     network = torch.nn.Sequential(torch.nn.Conv2d(1, 2, 1), torch.nn.BatchNorm2d(2))
-    assert with_shared_statistics(network, ONE) is network
+    assert with_shared_statistics(network, SINGLE_PROCESS) is network
     assert with_shared_statistics(network[:1], Processes(world_size=2))[0] is network[0]
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(InputError, match="has batch norm"):
@@ -58,7 +58,7 @@ def test_batch_norm_over_several_processes_needs_gpus(monkeypatch):
 def test_one_process_without_torchrun_s_variables(monkeypatch):
     for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK"):
         monkeypatch.delenv(name, raising=False)
-    assert Processes.of_environment() == ONE and ONE.main
+    assert Processes.of_environment() == SINGLE_PROCESS and SINGLE_PROCESS.main
     values = {"RANK": 5, "WORLD_SIZE": 8, "LOCAL_RANK": 1, "LOCAL_WORLD_SIZE": 4, "GROUP_RANK": 1}
     for name, value in values.items():
         monkeypatch.setenv(name, str(value))

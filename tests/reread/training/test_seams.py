@@ -192,9 +192,9 @@ from reread.batches.inference import predict
 from models.objectives import to_probabilities
 from reread.storage.prepared import open_prepared
 from reread.training.__main__ import attempt
-from reread.training.processes import ONE
+from reread.training.processes import SINGLE_PROCESS
 job, run, data = map(Path, sys.argv[1:])
-assert attempt(job, None, False, ONE) == 0
+assert attempt(job, None, False, SINGLE_PROCESS) == 0
 prepared = open_prepared(data)
 network = models.load(run, prepared.description)
 scores = predict(network, prepared, prepared.rows("validation"))
