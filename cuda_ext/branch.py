@@ -15,15 +15,15 @@ Result = TypeVar("Result")
 class Branch:
     """Runs functions on a second stream of ``device``; on a CPU at once."""
 
-    def __init__(self, device: torch.device, of_step: bool = False) -> None:
-        """of_step: gradients of parameters may wait for the end of the block (``gradients``)."""
-        self._may_wait = of_step
+    def __init__(self, device: torch.device) -> None:
         self._streams: tuple[torch.cuda.Stream, torch.cuda.Stream] | None = None
         if device.type == "cuda":
             first = torch.cuda.current_stream(device)
             self._streams = first, _second_stream(first.device_index, first.cuda_stream)
         # Until the join they keep what they read: memory that is freed is given away on the first stream.
         self._running: list[Callable[[], object]] = []
+        # Gradients wait for the end of a step's backward pass alone: of any other one they are asked for, not added.
+        self._of_step = False
         self._waiting: list[tuple[Tensor, Tensor]] = []
 
     def __call__(self, function: Callable[[], Result]) -> Result:
@@ -45,16 +45,25 @@ class Branch:
             first.wait_stream(second)
         self._running.clear()
 
+    def begin_backward(self) -> None:
+        """Join, and let the gradients of parameters wait for the end of the block from here on."""
+        self.join()
+        self._of_step = True
+
+    def await_prepared(self) -> None:
+        """Let a backward pass wait for what its forward pass has prepared; that of a step begins with it."""
+        if not self._of_step:
+            self.join()
+
     def gradients(self, parameters: Sequence[Tensor], results: Sequence[Tensor]) -> list[Tensor | None]:
         """Return the gradients of ``parameters``, which a function has returned, as a backward pass returns them.
 
-        In a step it is None for each: they are added to ``.grad`` when the block ends. Autograd gets them after a join
-        where it does more with them: of a tensor that is no leaf, or that has a hook.
+        In the backward pass of a step it is None for each: they are added to ``.grad`` when the block ends. Autograd
+        gets them after a join where it does more with them: of a tensor that is no leaf, or that has a hook.
         """
         hooks = ("_backward_hooks", "_post_accumulate_grad_hooks")
-        if self._may_wait and all(
-            tensor.is_leaf and not any(getattr(tensor, hook) for hook in hooks) for tensor in parameters
-        ):
+        added = all(tensor.is_leaf and not any(getattr(tensor, hook) for hook in hooks) for tensor in parameters)
+        if self._of_step and added and not torch.is_grad_enabled():
             self._waiting += [pair for pair in zip(parameters, results, strict=True) if pair[0].requires_grad]
             return [None] * len(results)
         self.join()
@@ -67,13 +76,13 @@ class Branch:
             for parameter, gradient in self._waiting:
                 parameter.grad = gradient if parameter.grad is None else parameter.grad.add_(gradient)
         self._waiting.clear()
-        self._may_wait = False
+        self._of_step = False
 
 
 @contextmanager
-def branch(device: torch.device, of_step: bool = False) -> Iterator[Branch]:
+def branch(device: torch.device) -> Iterator[Branch]:
     """Yield what runs functions beside the block: they need nothing of it, and it nothing of them before a ``join``."""
-    beside = Branch(device, of_step)
+    beside = Branch(device)
     try:
         yield beside
     finally:
@@ -82,12 +91,12 @@ def branch(device: torch.device, of_step: bool = False) -> Iterator[Branch]:
 
 @contextmanager
 def branch_of_step(device: torch.device) -> Iterator[Branch]:
-    """A branch that operations inside the block find: of a forward pass, a ``join`` and its backward pass.
+    """A branch that operations inside the block find: of a forward pass, ``begin_backward``, and its backward pass.
 
     Beside the forward pass they prepare the backward pass, and beside that they compute gradients of parameters, which
     are in ``.grad`` when the block ends.
     """
-    with branch(device, of_step=True) as beside:
+    with branch(device) as beside:
         token = _of_step.set(beside)
         try:
             yield beside

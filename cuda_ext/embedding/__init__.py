@@ -109,11 +109,14 @@ def _shape(table: Tensor, tokens: Tensor, padding: int, dtype: torch.dtype, orde
 def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
     table, tokens, ctx.padding, _, order = inputs
     ctx.rows, ctx.dtype = len(table), table.dtype
+    ctx.beside = None if order is None else current_branch()
     ctx.save_for_backward(tokens, order)
 
 
 def _backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
     tokens, order = ctx.saved_tensors
+    if ctx.beside:
+        ctx.beside.await_prepared()
     of_table = torch.ops.reread_kernels.embedding_gradient(gradient, tokens, ctx.rows, ctx.padding, ctx.dtype, order)
     return of_table, None, None, None, None
 

@@ -280,7 +280,9 @@ def _backward(ctx: Any, of_states: Tensor | None, of_final: Tensor | None, *_: o
     if of_states is None and of_final is None:
         return nothing
     wanted = ctx.needs_input_grad
-    if ctx.beside:
+    # A derivative of the gradients is refused by the operation.
+    if ctx.beside and not torch.is_grad_enabled():
+        ctx.beside.await_prepared()
         found = _backward_on_gpu(
             ctx.beside, of_states, of_final, x, kept, plan, source, weights, recurrent, wanted[0], wanted[2],
             ctx.rectified, *given,

@@ -4,7 +4,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
 from cuda_ext.branch import Branch, current_branch
@@ -37,9 +36,8 @@ class _Product(torch.autograd.Function):
         return functional.linear(x, weight, bias)
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        x, *parameters = ctx.saved_tensors
+        x, weight, bias = ctx.saved_tensors
         of_parameters = ctx.beside(lambda: (gradient.mT @ x, gradient.sum(0)))
-        of_x = gradient @ parameters[0]
-        return of_x, *ctx.beside.gradients(parameters, of_parameters), None
+        of_x = gradient @ weight
+        return of_x, *ctx.beside.gradients((weight, bias), of_parameters), None

@@ -133,7 +133,7 @@ class Step:
         """Return the share of right answers and the loss; add the loss's gradient to the existing gradients."""
         with branch_of_step(self.device) as beside:
             found, loss = self._forward(inputs, target)
-            beside.join()
+            beside.begin_backward()
             right = beside(lambda: self.objective.correct(found, target).double().mean())
             self.scaler.scale(loss).backward()
         return right, loss

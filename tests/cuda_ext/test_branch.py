@@ -31,14 +31,15 @@ def test_gradients_are_added_when_the_block_ends():
     parameters[1].grad = torch.ones(2)
     parameters[2].requires_grad_(False)
     gradients = [torch.full((2,), float(number)) for number in (2, 3, 4)]
-    with branch_of_step(CPU) as beside:
+    with torch.no_grad(), branch_of_step(CPU) as beside:
+        beside.begin_backward()
         assert beside.gradients(parameters, gradients) == [None] * 3
         assert beside.gradients(parameters[:1], gradients[:1]) == [None]
         assert parameters[0].grad is None
     assert [None if tensor.grad is None else tensor.grad.tolist() for tensor in parameters] == [[4, 4], [4, 4], None]
 
 
-@pytest.mark.parametrize("case", ["computed", "hook", "hook afterwards", "no step", "after the step"])
+@pytest.mark.parametrize("case", ["computed", "hook", "hook afterwards", "forward pass", "second derivative", "ended"])
 def test_gradients_that_autograd_has_to_have_are_not_added_later(case):
     parameter, gradient = nn.Parameter(torch.zeros(2)), torch.ones(2)
     tensor = parameter * 2 if case == "computed" else parameter
@@ -46,9 +47,12 @@ def test_gradients_that_autograd_has_to_have_are_not_added_later(case):
         parameter.register_hook(lambda gradient: gradient)
     if case == "hook afterwards":
         parameter.register_post_accumulate_grad_hook(lambda tensor: None)
-    with branch(CPU) if case == "no step" else branch_of_step(CPU) as beside:
-        if case != "after the step":
+    with torch.set_grad_enabled(case == "second derivative"):
+        with branch_of_step(CPU) as beside:
+            if case != "forward pass":
+                beside.begin_backward()
+            if case != "ended":
+                assert beside.gradients([tensor], [gradient])[0] is gradient
+        if case == "ended":
             assert beside.gradients([tensor], [gradient])[0] is gradient
-    if case == "after the step":
-        assert beside.gradients([tensor], [gradient])[0] is gradient
     assert parameter.grad is None

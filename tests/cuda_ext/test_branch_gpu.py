@@ -106,7 +106,7 @@ def gradients(compute, parameters, in_step):
         parameter.grad = None
     with branch_of_step(GPU) if in_step else nullcontext(Branch(torch.device("cpu"))) as beside:
         loss = compute()
-        beside.join()
+        beside.begin_backward()
         loss.backward()
     return [parameter.grad for parameter in parameters]
 
@@ -147,6 +147,23 @@ def test_a_gru_s_gradients_beside_the_backward_pass_are_the_same(case):
         return states.float().square().sum()
 
     assert same_in_a_step(loss, first if case == "twice" else [*first, *second], x)
+
+
+def test_gradients_that_a_forward_pass_asks_for_are_added_to_no_parameter():
+    layer = nn.GRU(8, 4, bidirectional=True).to(GPU)
+    parameters, lengths = list(layer.parameters()), torch.tensor([3, 2], device=GPU)
+    x = torch.randn(2, 3, 8, device=GPU, requires_grad=True)
+
+    def states():
+        return gru(x, lengths, parameters, bidirectional=True)[0]
+
+    expected = torch.autograd.grad(states().sum(), [x, *parameters])
+    with branch_of_step(GPU):
+        asked = torch.autograd.grad(states().sum(), [x, *parameters])
+        with pytest.raises(RuntimeError, match="gru has no second derivative"):
+            torch.autograd.grad(states().sum(), x, create_graph=True)[0].sum().backward()
+    assert all(map(torch.equal, asked, expected))
+    assert all(parameter.grad is None for parameter in parameters)
 
 
 def test_a_classifier_s_gradients_beside_the_backward_pass_are_those_of_a_linear_layer():
