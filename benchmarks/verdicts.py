@@ -152,7 +152,7 @@ class Rates:
 
 
 def rates(world: World, experiments: Sequence[Sequence[Evidence]], comparisons: int) -> Rates:
-    """Return the rates of experiments of ``comparisons`` comparisons: those of ``found`` are cut into as many."""
+    """Return the rates of experiments of ``comparisons`` comparisons: each of ``experiments`` is cut into as many."""
     counts, groups = np.zeros(3), 0
     for experiment in experiments:
         for first in range(0, len(experiment) - comparisons + 1, comparisons):

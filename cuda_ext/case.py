@@ -59,8 +59,8 @@ def compiled_strongest(function: Function, options: dict[str, Any] | None = None
     The benchmark captures it in a CUDA graph, so the mode makes none of its own.
     """
     strongest = torch._inductor.list_mode_options(STRONGEST) | (options or {})
-    found: Any = torch.compile(function, dynamic=False, options=strongest)
-    return found
+    compiled_function: Any = torch.compile(function, dynamic=False, options=strongest)
+    return compiled_function
 
 
 def compiled(function: Function, options: dict[str, Any] | None = None) -> dict[str, Function]:

@@ -85,9 +85,9 @@ def kernels(device: torch.device) -> str:
     if reason is not None:
         return f"reference ({reason})"
     lacking = [name for name in SHARED_MEMORY if lacks_shared_memory(name, device)]
-    found: Any = build.built()
-    some = "" if found["architectures"] == build.capabilities() else f"; compiled for {_named(found['architectures'])}"
-    return f"extension {found['sources']}{some}" + (f"; reference: {', '.join(lacking)}" if lacking else "")
+    about: Any = build.built()
+    some = "" if about["architectures"] == build.capabilities() else f"; compiled for {_named(about['architectures'])}"
+    return f"extension {about['sources']}{some}" + (f"; reference: {', '.join(lacking)}" if lacking else "")
 
 
 def implementation(record: str) -> str:
@@ -106,26 +106,26 @@ def unfit(device: torch.device) -> str | None:
         return f"the tensors are on the {device.type}: move them to a GPU with .to('cuda')"
     if torch.version.cuda is None:
         return "this PyTorch is the CPU build: run `pip install torch` from an index with CUDA builds"
-    found = build.built()
+    about = build.built()
     # A wheel contains the library without the sources.
     checkout = bool(build.kernel_sources())
-    if found is None:
+    if about is None:
         return f"the library is not built: {build.remedy(checkout)}"
-    if "ptx" not in found or (checkout and found["sources"] != build.source_key()):
+    if "ptx" not in about or (checkout and about["sources"] != build.source_key()):
         return f"the library was built from other sources: {build.remedy(checkout)}"
     # nvcc's runtime is linked into the library.
-    if found["nvcc"].split(".")[0] != torch.version.cuda.split(".")[0]:
+    if about["nvcc"].split(".")[0] != torch.version.cuda.split(".")[0]:
         return (
-            f"the library was compiled by nvcc {found['nvcc']} and PyTorch {torch.__version__} has CUDA "
+            f"the library was compiled by nvcc {about['nvcc']} and PyTorch {torch.__version__} has CUDA "
             f"{torch.version.cuda}, another major version: {build.remedy(checkout)}"
         )
     capability = torch.cuda.get_device_capability(device)
-    if not runs_on(found["architectures"], found["ptx"], capability):
+    if not runs_on(about["architectures"], about["ptx"], capability):
         return (
             f"{torch.cuda.get_device_name(device)} is sm_{capability[0]}{capability[1]} and the library holds "
-            f"{_named(found['architectures'])}: {build.remedy_for_gpu(checkout)}"
+            f"{_named(about['architectures'])}: {build.remedy_for_gpu(checkout)}"
         )
-    return _load(build.BUILT / found["file"])
+    return _load(build.BUILT / about["file"])
 
 
 def runs_on(architectures: Sequence[Sequence[int]], ptx: Sequence[int], capability: tuple[int, int]) -> bool:

@@ -141,9 +141,9 @@ def fit_initial_weights(network: DenseNet, state: Mapping[str, Tensor], where: s
         del state["classifier.bias"], state["classifier.weight"]
     optional = ("num_batches_tracked", "beta", "classifier.weight", "classifier.bias")
     for name in own:
-        found = state.get(name)
-        if (found is None and not name.endswith(optional)) or (found is not None and found.shape != own[name].shape):
-            has = "no such weight" if found is None else f"shape {list(found.shape)}"
+        given = state.get(name)
+        if (given is None and not name.endswith(optional)) or (given is not None and given.shape != own[name].shape):
+            has = "no such weight" if given is None else f"shape {list(given.shape)}"
             raise InputError(f"{where} does not fit: {name} is {list(own[name].shape)}, and the file has {has}")
     unknown = sorted(set(state) - set(own))
     if unknown:
@@ -158,11 +158,11 @@ def from_torchvision(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     InputError for a name that no such network has.
     """
     state = {re.sub(r"(denselayer\d+\.(?:norm|conv))\.(\d\.)", r"\1\2", name): value for name, value in state.items()}
-    found = (re.match(r"features\.denseblock(\d+)\.denselayer(\d+)\.", name) for name in state)
+    matches = (re.match(r"features\.denseblock(\d+)\.denselayer(\d+)\.", name) for name in state)
     layers: dict[int, int] = {}
-    for one in found:
-        if one:
-            block, layer = map(int, one.groups())
+    for match in matches:
+        if match:
+            block, layer = map(int, match.groups())
             layers[block] = max(layers.get(block, 0), layer)
     names = {"features.conv0": "body.0", "features.norm0": "body.1", "classifier": "classifier"}
     place = STEM

@@ -105,12 +105,12 @@ class FastNet(ViewAverage):
         """Kernels decay; vectors do not, and the norms' biases have a learning rate of their own."""
         norms = [norm.bias for norm in self.modules() if isinstance(norm, nn.BatchNorm2d)]
         known = {id(bias) for bias in norms}
-        others = [one for one in self.parameters() if one.requires_grad and id(one) not in known]
+        others = [tensor for tensor in self.parameters() if tensor.requires_grad and id(tensor) not in known]
         return [
             {"params": params, "lr_scale": scale, "weight_decay": decay, "lookup": False}
             for params, scale, decay in (
-                ([one for one in others if one.ndim >= 2], 1.0, True),
-                ([one for one in others if one.ndim < 2], 1.0, False),
+                ([tensor for tensor in others if tensor.ndim >= 2], 1.0, True),
+                ([tensor for tensor in others if tensor.ndim < 2], 1.0, False),
                 (norms, self.norm_lr_scale, False),
             )
             if params

@@ -99,7 +99,7 @@ def reference(
     lists = list(zip(parameters, gradients, means, squares, steps, strict=True))
     settings = list(zip(rates, weight_decays, strict=True))
     for rate, weight_decay in dict.fromkeys(settings):
-        group = [one for one, setting in zip(lists, settings, strict=True) if setting == (rate, weight_decay)]
+        group = [tensors for tensors, setting in zip(lists, settings, strict=True) if setting == (rate, weight_decay)]
         values, slopes, first, second, counts = map(list, zip(*group, strict=True))
         torch._fused_adamw_(
             values, slopes, first, second, [], counts,
@@ -127,11 +127,11 @@ def check(
             raise ValueError(f"adamw takes {name} of as many parameters, got {len(given)} and {len(parameters)}")
     refuse_mixed("adamw", "parameters", parameters)
     for name, given in lists.items():
-        for parameter, one in zip(parameters, given, strict=True):
-            if (one.shape, one.dtype, one.device) != (parameter.shape, parameter.dtype, parameter.device):
+        for parameter, tensor in zip(parameters, given, strict=True):
+            if (tensor.shape, tensor.dtype, tensor.device) != (parameter.shape, parameter.dtype, parameter.device):
                 raise ValueError(
-                    f"adamw takes {name} of their parameter's shape, dtype and device, got {tuple(one.shape)} of "
-                    f"{one.dtype} on {one.device} for {tuple(parameter.shape)} of {parameter.dtype} on "
+                    f"adamw takes {name} of their parameter's shape, dtype and device, got {tuple(tensor.shape)} of "
+                    f"{tensor.dtype} on {tensor.device} for {tuple(parameter.shape)} of {parameter.dtype} on "
                     f"{parameter.device}"
                 )
 

@@ -127,13 +127,13 @@ def exercise() -> None:
             # On the CPU: the sanitizer would watch PyTorch's kernels too.
             exact = [*map(_wide, tensors[: -len(shapes)]), *(tensor.cpu() for tensor in tensors[-len(shapes) :])]
             run: Any
-            for run, given, others in ((adamw, tensors, extra), (reference, exact, [_on_cpu(one) for one in extra])):
+            for run, given, others in ((adamw, tensors, extra), (reference, exact, [*map(_on_cpu, extra)])):
                 lists = lists_of(given)
                 betas = (BETAS,) if run is adamw else BETAS
                 run(*lists, *settings_of(lists[0]), *betas, EPSILON, *others)
-            for found, expected in zip(map(_joined, lists_of(tensors)), map(_joined, lists_of(exact)), strict=True):
-                if relative_error(found, expected) > LARGEST_ERROR:
-                    raise AssertionError(f"adamw errs by {relative_error(found, expected)} at {len(shapes)} tensors")
+            for updated, expected in zip(map(_joined, lists_of(tensors)), map(_joined, lists_of(exact)), strict=True):
+                if relative_error(updated, expected) > LARGEST_ERROR:
+                    raise AssertionError(f"adamw errs by {relative_error(updated, expected)} at {len(shapes)} tensors")
 
 
 def _shifted(tensor: Tensor, offset: int) -> Tensor:

@@ -169,11 +169,11 @@ def _of_sequences(how: str, x: Tensor, offsets: Tensor) -> Tensor:
 
     In the order of the rows, without atomic additions; unsafe, since checking the offsets would wait for the GPU.
     """
-    found = x.new_zeros(len(offsets), *x.shape[1:])
+    reduced = x.new_zeros(len(offsets), *x.shape[1:])
     if len(offsets) > 1 and len(x):
         bounds = offsets.clamp(0, len(x))
-        found[:-1] = torch.segment_reduce(x, how, offsets=bounds, unsafe=True)
-    return found
+        reduced[:-1] = torch.segment_reduce(x, how, offsets=bounds, unsafe=True)
+    return reduced
 
 
 def _has_kernel(states: Tensor, weight: Tensor) -> bool:

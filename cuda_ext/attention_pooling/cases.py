@@ -151,7 +151,7 @@ def _compare(rows: int, steps: int, width: int, units: int, dtype: torch.dtype) 
     inputs = [tensor.requires_grad_() for tensor in (states, *parameters)]
     gradient = torch.randn(rows, width, device="cuda").to(dtype)
     pooled, weights = attention_pooling(inputs[0], lengths, *inputs[1:])
-    found = [pooled, *torch.autograd.grad([pooled, weights], inputs, [gradient, torch.ones_like(weights)])]
+    padded = [pooled, *torch.autograd.grad([pooled, weights], inputs, [gradient, torch.ones_like(weights)])]
     packed = states.detach()[mask].requires_grad_()
     offsets = F.pad(lengths.cumsum(0), (1, 0))
     pooled, weights = attention_pooling_ragged(packed, offsets, *inputs[1:])
@@ -161,7 +161,7 @@ def _compare(rows: int, steps: int, width: int, units: int, dtype: torch.dtype) 
     exact = _eager(doubles[0], lengths, mask | ~some.unsqueeze(-1), *doubles[1:]) * some.unsqueeze(-1)
     expected = [exact, *torch.autograd.grad(exact, doubles, gradient.double())]
     allowed = {torch.float32: 1e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}[dtype]
-    for got in (found, [pooled, *ragged]):
+    for got in (padded, [pooled, *ragged]):
         expected[1] = expected[1][mask] if got[1].dim() == 2 else expected[1]
         for a, b in zip(got, expected, strict=True):
             if not (a.double() - b).norm() <= allowed * b.norm():

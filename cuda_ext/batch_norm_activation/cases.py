@@ -96,16 +96,16 @@ def compare(operation: str, name: str, *arguments: Any) -> None:
     begin(operation, name, tuple(arguments[0].shape), arguments[0].dtype)
     own = [a.clone() if isinstance(a, Tensor) and a.is_contiguous() else a for a in arguments]
     others = [a.cpu() if isinstance(a, Tensor) else a for a in arguments]
-    found, expected = fused.part(name, own[0])(*own), fused.REFERENCES[name](*others)
-    pairs = zip(_as_list(found), _as_list(expected), strict=True)
+    computed, expected = fused.part(name, own[0])(*own), fused.REFERENCES[name](*others)
+    pairs = zip(_as_list(computed), _as_list(expected), strict=True)
     for a, b in [*pairs, *((a, b) for a, b in zip(own, others, strict=True) if isinstance(a, Tensor))]:
         refuse_difference(name, a, b)
 
 
-def refuse_difference(name: str, found: Tensor, expected: Tensor) -> None:
-    difference = found.detach().double().cpu() - expected.double().cpu()
+def refuse_difference(name: str, computed: Tensor, expected: Tensor) -> None:
+    difference = computed.detach().double().cpu() - expected.double().cpu()
     if float(difference.norm()) > 3e-2 * float(expected.double().norm()) + 1e-3:
-        raise AssertionError(f"{name} differs from its reference for {found.dtype} of shape {tuple(found.shape)}")
+        raise AssertionError(f"{name} differs from its reference for {computed.dtype} of shape {tuple(computed.shape)}")
 
 
 def _as_list(results: Tensor | tuple[Tensor, ...] | None) -> list[Tensor]:

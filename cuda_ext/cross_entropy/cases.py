@@ -32,7 +32,7 @@ def _case(rows: int, classes: int) -> Case:
     def plain(scores: Tensor, targets: Tensor) -> Tensor:
         return functional.cross_entropy(scores, targets, label_smoothing=SMOOTHING)
 
-    peers = {name: forward_and_backward_of(one) for name, one in {"PyTorch": plain, **compiled(plain)}.items()}
+    peers = {name: forward_and_backward_of(peer) for name, peer in {"PyTorch": plain, **compiled(plain)}.items()}
     return Case(
         "cross_entropy",
         f"{rows} x {classes}, forward and backward",
@@ -62,9 +62,9 @@ def exercise() -> None:
             wide = scores.detach().cpu().double().requires_grad_()
             exact = functional.cross_entropy(wide, targets.cpu(), label_smoothing=smoothing)
             exact.backward()
-            found: Any
+            computed: Any
             expected: Any
-            for found, expected in ((loss, exact), (scores.grad, wide.grad)):
+            for computed, expected in ((loss, exact), (scores.grad, wide.grad)):
                 # A single class has a loss and gradients of 0.
-                if classes > 1 and relative_error(found.cpu(), expected) > LARGEST_ERROR:
-                    raise AssertionError(f"cross_entropy errs by {relative_error(found.cpu(), expected)} at {rows}")
+                if classes > 1 and relative_error(computed.cpu(), expected) > LARGEST_ERROR:
+                    raise AssertionError(f"cross_entropy errs by {relative_error(computed.cpu(), expected)} at {rows}")

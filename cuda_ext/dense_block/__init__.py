@@ -145,10 +145,10 @@ def _run(x: Tensor, *given: Any) -> list[Tensor]:
         channels = inputs + number * growth
         if training:
             first.mean, first.variance = means[:channels], variances[:channels]
-        inner, found, read = _multiply(buffer[:, :channels], matrix, first, training)
+        inner, statistics, read = _multiply(buffer[:, :channels], matrix, first, training)
         if training:
-            second.mean, second.variance = found
-            inner_statistics += found
+            second.mean, second.variance = statistics
+            inner_statistics += statistics
         activated = _convolve(inner, filters, second, x, *columns(channels, channels + growth))
         if keeps:
             kept += [inner, *activated, *read]
@@ -169,8 +169,8 @@ def _multiply(
 ) -> tuple[Tensor, Sequence[Tensor], Sequence[Tensor]]:
     """Return a 1x1 convolution's result, in training its mean and variance, and what it read, if that was written."""
     if products_fit(x, len(matrix), x.shape[1]):
-        inner, *found = fused.part("dense_product", x)(x, matrix, *half.norm, training)
-        return inner, found, ()
+        inner, *statistics = fused.part("dense_product", x)(x, matrix, *half.norm, training)
+        return inner, statistics, ()
     read = fused.part("batch_norm_activation", x)(x, *half.norm, matrix.shape[1])
     inner = read @ matrix.t()
     return inner, fused.part("batch_statistics", x)(inner) if training else (), [read]
@@ -253,8 +253,8 @@ def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: list[Tensor]) -> N
         # The batch's statistics take their place, and they have moved when the backward pass runs.
         parameters[4:] = None, None
     lists = [others[:batch] or None, others[batch:], *parameters]
-    ctx.inputs, ctx.counts = x.shape[1], [None if one is None else len(one) for one in lists]
-    ctx.save_for_backward(y, *(tensor for one in lists for tensor in one or ()))
+    ctx.inputs, ctx.counts = x.shape[1], [None if tensors is None else len(tensors) for tensors in lists]
+    ctx.save_for_backward(y, *(tensor for tensors in lists for tensor in tensors or ()))
 
 
 def _differentiate(ctx: Any, above: list[Tensor | None]) -> tuple[Any, ...]:
@@ -318,9 +318,9 @@ def _run_backward(dy: Tensor, y: Tensor, batch: list[Tensor] | None, kept: list[
         gradients += _layer_back(new, weights, kept[-count:], buffer[:, own], first, second, y, *into)
         kept = kept[:-count]
     to_weights, to_biases, to_betas, to_kernels = zip(*reversed(gradients), strict=True)
-    found = [*to_weights, *to_biases, *to_kernels, *(to_betas if halves.betas else [])]
+    to_parameters = [*to_weights, *to_biases, *to_kernels, *(to_betas if halves.betas else [])]
     like = [*halves.weights, *halves.biases, *halves.kernels, *(halves.betas or ())]
-    whole = [_laid(gradient.reshape(of.shape).to(of.dtype)) for gradient, of in zip(found, like, strict=True)]
+    whole = [_laid(gradient.reshape(of.shape).to(of.dtype)) for gradient, of in zip(to_parameters, like, strict=True)]
     return [fused.image_of(summed(0, inputs).whole(inputs), dy), *whole]
 
 
@@ -438,21 +438,22 @@ def _shape_backward(dy: Tensor, y: Tensor, *given: Any) -> list[Tensor]:
     images, _, *places = y.shape
     dx = y.new_empty(images, *places, inputs).movedim(-1, 1)
     parameters = (*halves.weights, *halves.biases, *halves.kernels, *(halves.betas or ()))
-    return [dx, *(_laid(one.new_empty(one.shape)) for one in parameters)]
+    return [dx, *(_laid(parameter.new_empty(parameter.shape)) for parameter in parameters)]
 
 
 def _layers(x: Tensor, halves: Halves, activation: str, epsilon: float) -> Iterator[tuple[_Half, _Half]]:
     """Yield both halves of each layer with the running statistics, which the batch's replace in training."""
     computed, number = _computed(x), fused.ACTIVATIONS.index(activation)
-    found = []
+    layer_halves = []
     for at, kernel in enumerate(halves.kernels):
         beta = halves.betas[at].to(computed) if halves.betas else None
         vectors = (halves.weights[at].to(computed), halves.biases[at].to(computed), beta)
         running = (
-            one[at].to(computed) if one else x.new_empty(0) for one in (halves.running_means, halves.running_variances)
+            statistics[at].to(computed) if statistics else x.new_empty(0)
+            for statistics in (halves.running_means, halves.running_variances)
         )
-        found.append(_Half(*vectors, kernel, *running, number, epsilon))  # type: ignore[arg-type, call-arg]
-    yield from zip(found[::2], found[1::2], strict=True)
+        layer_halves.append(_Half(*vectors, kernel, *running, number, epsilon))  # type: ignore[arg-type, call-arg]
+    yield from zip(layer_halves[::2], layer_halves[1::2], strict=True)
 
 
 def _computed(x: Tensor) -> torch.dtype:
@@ -466,7 +467,9 @@ def _padded(channels: int, multiple: int = PADDED) -> int:
 def _pack(x: Tensor, kernels: list[Tensor]) -> Tensor:
     """Return all weights in x's dtype, one behind the other, with zeros where ``_unpacked`` pads them."""
     half = x.dtype in (torch.float16, torch.bfloat16)
-    fit = all(one.dtype == torch.float32 for one in kernels) and not any(len(one) % PADDED for one in kernels[::2])
+    fit = all(kernel.dtype == torch.float32 for kernel in kernels) and not any(
+        len(kernel) % PADDED for kernel in kernels[::2]
+    )
     pack = library.kernel("dense_weights", x) if x.is_cuda and half and fit else None
     if pack is not None:
         return pack(x, kernels)
@@ -480,8 +483,8 @@ def _pack(x: Tensor, kernels: list[Tensor]) -> Tensor:
 def _packed_sizes(kernels: list[Tensor]) -> list[int]:
     """The numbers of each kernel with its zeros."""
     return [
-        _padded(len(one)) * one[0].numel() if at % 2 else len(one) * _padded(one.shape[1])
-        for at, one in enumerate(kernels)
+        _padded(len(kernel)) * kernel[0].numel() if at % 2 else len(kernel) * _padded(kernel.shape[1])
+        for at, kernel in enumerate(kernels)
     ]
 
 

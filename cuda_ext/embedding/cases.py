@@ -41,7 +41,7 @@ def _case(count: int, dtype: torch.dtype) -> Case:
     def exact(table: Tensor, tokens: Tensor) -> Tensor:
         return functional.embedding(tokens, table, padding_idx=0)
 
-    rounded = {name: forward_and_backward_of(one) for name, one in {"PyTorch": plain, **compiled(plain)}.items()}
+    rounded = {name: forward_and_backward_of(peer) for name, peer in {"PyTorch": plain, **compiled(plain)}.items()}
     # The rows that are read, both copies of them, their numbers twice, and the table's gradient.
     moved = min(count, ROWS) * WIDTH * 4 + 2 * count * WIDTH * dtype.itemsize + 2 * count * 4 + ROWS * WIDTH * 4
     return Case(
@@ -66,7 +66,7 @@ def words(count: int, rows: int = ROWS, dtype: torch.dtype = torch.int32) -> Ten
 
 def exercise() -> None:
     """Run the kernels at widths, counts and dtypes that reach every branch, and compare with PyTorch."""
-    for table_dtype, dtype in [(torch.float32, one) for one in LARGEST_ERROR] + [(one, one) for one in HALF]:
+    for table_dtype, dtype in [(torch.float32, dtype) for dtype in LARGEST_ERROR] + [(half, half) for half in HALF]:
         for rows, width, count in [
             (1, 1, 3),
             (7, 5, 0),
@@ -84,8 +84,8 @@ def exercise() -> None:
                 # On the CPU: the sanitizer would watch PyTorch's kernels too.
                 wide = table.detach().double().cpu().requires_grad_()
                 exact = functional.embedding(tokens.cpu(), wide, padding_idx=0)
-                (found,) = torch.autograd.grad(y, table, gradient)
+                (to_table,) = torch.autograd.grad(y, table, gradient)
                 (expected,) = torch.autograd.grad(exact, wide, gradient.double().cpu())
-                for one, other in ((y.cpu(), exact), (found.cpu(), expected)):
-                    if one.numel() and relative_error(one, other) > LARGEST_ERROR[one.dtype]:
-                        raise AssertionError(f"embedding errs by {relative_error(one, other)} at {tokens.shape}")
+                for computed, other in ((y.cpu(), exact), (to_table.cpu(), expected)):
+                    if computed.numel() and relative_error(computed, other) > LARGEST_ERROR[computed.dtype]:
+                        raise AssertionError(f"embedding errs by {relative_error(computed, other)} at {tokens.shape}")

@@ -71,6 +71,6 @@ def exercise() -> None:
             for axis in AXES:
                 exact = reference(f.cpu().double(), axis, 0.5)
                 for kernel in KERNELS:
-                    found = finite_differences(f, axis, 0.5, kernel)
-                    if relative_error(found.cpu(), exact) > LARGEST_ERROR:
+                    derivative = finite_differences(f, axis, 0.5, kernel)
+                    if relative_error(derivative.cpu(), exact) > LARGEST_ERROR:
                         raise AssertionError(f"finite_differences errs at {shape}, {axis}, {kernel}, offset {offset}")

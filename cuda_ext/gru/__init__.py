@@ -121,12 +121,12 @@ def gates(
     - ``x``: [N, T, I] or [M, I].
     - ``limits``: the lengths of an x [N, T, I], or the offsets of an x [M, I].
     """
-    found: Any
+    outputs: Any
     with torch.no_grad():
-        found = _apply("gates", x.ndim, x, limits, parameters, bidirectional, rectified, keep=True)
-    states, _, kept, plan, source = found
+        outputs = _apply("gates", x.ndim, x, limits, parameters, bidirectional, rectified, keep=True)
+    states, _, kept, plan, source = outputs
     units = states.shape[-1] // kept.shape[1]
-    found = []
+    by_gate = []
     row = torch.arange(len(kept), device=x.device)
     real = (row >= plan[-1, 1]) & (row < plan[-1, 2])
     for gate in (UPDATE, RESET, CANDIDATE):
@@ -136,8 +136,8 @@ def gates(
             padded = torch.empty_like(rows)
             padded[source.long()] = rows
             rows = padded.view(states.shape)
-        found.append(rows)
-    return Gates(*found)
+        by_gate.append(rows)
+    return Gates(*by_gate)
 
 
 def _apply(
@@ -283,15 +283,15 @@ def _backward(ctx: Any, of_states: Tensor | None, of_final: Tensor | None, *_: o
     # A derivative of the gradients is refused by the operation.
     if ctx.beside and not torch.is_grad_enabled():
         ctx.beside.await_prepared()
-        found = _backward_on_gpu(
+        gradients = _backward_on_gpu(
             ctx.beside, of_states, of_final, x, kept, plan, source, weights, recurrent, wanted[0], wanted[2],
             ctx.rectified, *given,
         )  # fmt: skip
     else:
-        found = torch.ops.reread_kernels.gru_backward(
+        gradients = torch.ops.reread_kernels.gru_backward(
             of_states, of_final, x, limits, kept, plan, source, wanted[0], wanted[2], ctx.rectified, *given
         )
-    every = (found[0], None, found[1], None, None, *found[2:], *(None,) * (10 - len(found)))
+    every = (gradients[0], None, gradients[1], None, None, *gradients[2:], *(None,) * (10 - len(gradients)))
     return tuple(gradient if want else None for gradient, want in zip(every, wanted, strict=True))
 
 
@@ -416,7 +416,7 @@ def _in_step(x: Tensor, limits: Tensor, directions: int) -> _InStep:
     source = plan.new_empty(0)
     if x.ndim == 3:
         real = torch.arange(x.shape[1], device=x.device) < limits[:, None]
-        source = torch.cat([found.flatten().nonzero().flatten() for found in (real, ~real)]).int()
+        source = torch.cat([mask.flatten().nonzero().flatten() for mask in (real, ~real)]).int()
     return _InStep(running.sum(1).tolist(), start[sequence] + in_time, first[sequence] + in_time, order, plan, source)
 
 
@@ -509,9 +509,9 @@ def reference_backward(
     flat = x.reshape(-1, inputs)
     of_w_ih = of_input.mT @ flat[at.rows].to(dtype)
     of_w_hh = of_state.mT @ before
-    found = []
+    gradients = []
     for d in both:
-        found += [of_w_ih[d], of_w_hh[d], of_input[d].sum(0), of_state[d].sum(0)]
+        gradients += [of_w_ih[d], of_w_hh[d], of_input[d].sum(0), of_state[d].sum(0)]
     of_x = x.new_zeros(0)
     if wants_x:
         of_x = torch.zeros_like(flat, dtype=dtype)
@@ -522,7 +522,7 @@ def reference_backward(
     if wants_initial:
         of_initial = torch.empty_like(carried, dtype=x.dtype)
         of_initial[:, at.order] = carried.to(x.dtype)
-    return [of_x, of_initial, *(gradient.to(given[0].dtype) for gradient in found)]
+    return [of_x, of_initial, *(gradient.to(given[0].dtype) for gradient in gradients)]
 
 
 def _cast(

@@ -353,9 +353,9 @@ def exercise() -> None:
             wide_first = first.detach().double().requires_grad_()
             exact = theirs(packed, wide_first)[0]
             exact = nn.utils.rnn.pad_packed_sequence(exact, batch_first=True, total_length=steps)[0]
-            found = ours(x, first, lengths=lengths.cuda())[0]
-            gradient = torch.randn_like(found)
-            results = [found, *torch.autograd.grad(found, [x, first, *ours.parameters()], gradient)]
+            states = ours(x, first, lengths=lengths.cuda())[0]
+            gradient = torch.randn_like(states)
+            results = [states, *torch.autograd.grad(states, [x, first, *ours.parameters()], gradient)]
             expected = [exact, *torch.autograd.grad(exact, [wide, wide_first, *theirs.parameters()], gradient.double())]
             real = torch.cat([torch.arange(steps) < n for n in lengths]).cuda()
             # Three rows of no sequence before the first one.
@@ -372,7 +372,7 @@ def exercise() -> None:
                 float((a.double() - b).detach().norm() / b.detach().norm())
                 for a, b in zip(results, expected, strict=True)
             )
-            if error > limit or not torch.equal(ragged, found.flatten(0, 1)[real]):
+            if error > limit or not torch.equal(ragged, states.flatten(0, 1)[real]):
                 raise AssertionError(
                     f"gru differs from nn.GRU by {error} at {sequences, steps, inputs, units} of {dtype}"
                 )

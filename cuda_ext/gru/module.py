@@ -156,15 +156,15 @@ class GRU(nn.Module):
 
     def _parameters_of(self, number: int) -> list[Tensor]:
         """The four parameters a direction of a layer; biases of zeros where it has none."""
-        found = []
+        parameters = []
         for direction in ("", "_reverse")[: 1 + self.bidirectional]:
             weights = [getattr(self, f"weight_{name}_l{number}{direction}") for name in ("ih", "hh")]
             if self.bias:
                 biases = [getattr(self, f"bias_{name}_l{number}{direction}") for name in ("ih", "hh")]
             else:
                 biases = [weights[0].new_zeros(3 * self.hidden_size)] * 2
-            found += weights + biases
-        return found
+            parameters += weights + biases
+        return parameters
 
     def extra_repr(self) -> str:
         return self._plain("meta").extra_repr()

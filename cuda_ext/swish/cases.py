@@ -83,13 +83,13 @@ def exercise() -> None:
 def _compare(x: Tensor, beta: Tensor | None, gradient: Tensor) -> None:
     limit = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1e-2}[x.dtype]
     operations = torch.ops.reread_kernels
-    found = [operations.swish(x, beta), operations.swish_backward(gradient, x, beta)]
+    computed = [operations.swish(x, beta), operations.swish_backward(gradient, x, beta)]
     # On the CPU: what the sanitizer watches is then little but the kernels.
     wide: list[Any] = [tensor if tensor is None else tensor.cpu().double() for tensor in (gradient, x, beta)]
     exact = [reference(*wide[1:]), reference_backward(*wide)]
     if beta is not None:
-        found += operations.swish_backward_beta(gradient, x, beta)
+        computed += operations.swish_backward_beta(gradient, x, beta)
         exact += reference_backward_beta(*wide)
-    for a, b in zip(found, exact, strict=True):
+    for a, b in zip(computed, exact, strict=True):
         if not (a.cpu().double() - b).norm() <= limit * (b.norm() + 1):
             raise AssertionError(f"swish is wrong on {tuple(x.shape)} of {x.dtype}, strides {x.stride()}")

@@ -107,11 +107,11 @@ class Recurrence(nn.Module):
             )
             for reset, update, candidate, state in self.steps(x, state)
         ]
-        found = Gates(*(torch.stack(parts, dim=1) for parts in zip(*steps, strict=True)))
+        gates = Gates(*(torch.stack(parts, dim=1) for parts in zip(*steps, strict=True)))
         if lengths is None:
-            return found
+            return gates
         real = real_steps(lengths, x.shape[1]).unsqueeze(-1)
-        return Gates(*(part * real for part in found))
+        return Gates(*(part * real for part in gates))
 
     def steps(self, x: Tensor, state: Tensor | None = None) -> list[Step]:
         """Every step over x float [N, T, I]; a state is the very tensor that the next step reads.
@@ -122,11 +122,11 @@ class Recurrence(nn.Module):
             with torch.autocast(x.device.type, enabled=False):
                 return self.steps(x.to(self.weight_ih_l0.dtype), state)
         state = x.new_zeros(x.shape[0], self.units) if state is None else state
-        found = []
+        steps = []
         for from_input in functional.linear(x, self.weight_ih_l0, self.bias_ih_l0).unbind(1):
-            found.append(self.step(from_input, state))
-            state = found[-1].state
-        return found
+            steps.append(self.step(from_input, state))
+            state = steps[-1].state
+        return steps
 
     def step(self, from_input: Tensor, state: Tensor) -> Step:
         """W x + b of one step, float [N, G H], and the last state, float [N, H] -> what this step computes."""
@@ -151,7 +151,7 @@ class Recurrence(nn.Module):
         A missing gate is fixed at 0 or 1 by its bias; of one gate for both, update is sigmoid of the
         opposite. gru-relu has a GRU's as they are.
         """
-        found = []
+        parameters = []
         for name, parameter in self.named_parameters():
             rows = dict(zip(PARTS[self.cell], parameter.chunk(len(PARTS[self.cell])), strict=True))
             if "gate" in rows:
@@ -159,8 +159,8 @@ class Recurrence(nn.Module):
             for gate, bias in (("reset", HELD), ("update", -HELD)):
                 value = bias if name == "bias_ih_l0" else 0.0
                 rows.setdefault(gate, torch.full_like(rows["candidate"], value))
-            found.append(torch.cat([rows[part] for part in PARTS["gru"]]))
-        return found
+            parameters.append(torch.cat([rows[part] for part in PARTS["gru"]]))
+        return parameters
 
 
 class BidirectionalRecurrence(BidirectionalGRU):
@@ -181,5 +181,8 @@ class BidirectionalRecurrence(BidirectionalGRU):
         there = self.forwards.gates(x, lengths)
         back = self.backwards.gates(reverse_by_length(x, lengths), lengths)
         return Gates(
-            *(torch.cat([one, reverse_by_length(other, lengths)], -1) for one, other in zip(there, back, strict=True))
+            *(
+                torch.cat([forward, reverse_by_length(backward, lengths)], -1)
+                for forward, backward in zip(there, back, strict=True)
+            )
         )

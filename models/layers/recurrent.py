@@ -19,8 +19,8 @@ from models.layers.sequences import real_steps, reverse_by_length
 
 def states_of(network: nn.Module, x: Tensor) -> Tensor:
     """Return the states [N, T, H] of a network that returns only them, or a tuple as ``nn.GRU`` does."""
-    found = network(x)
-    return found[0] if isinstance(found, tuple) else found
+    output = network(x)
+    return output[0] if isinstance(output, tuple) else output
 
 
 class BidirectionalGRU(nn.Module):

@@ -50,8 +50,8 @@ def answer_with_attention(
     for start in range(0, len(order), ROWS_AT_A_TIME):
         rows = order[start : start + ROWS_AT_A_TIME]
         with torch.no_grad():
-            found = network.attend(*inputs(prepared, rows, device))
-        logits[rows], of_words, of_sentences = (one.float().cpu().numpy() for one in found)
+            attended = network.attend(*inputs(prepared, rows, device))
+        logits[rows], of_words, of_sentences = (tensor.float().cpu().numpy() for tensor in attended)
         for place, row in enumerate(rows):
             attention[row] = [
                 {"weight": float(weight), "words": sentence, "word_weights": weights[: len(sentence)].tolist()}

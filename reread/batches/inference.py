@@ -73,10 +73,10 @@ class Predictor:
                 # On a CPU, references are expected.
                 warnings.simplefilter("ignore", ReferenceWarning)
             forward = self._forward_of(network)
-            found = [forward(*inputs) for inputs, _ in self.loader.load(self.batches)]
+            outputs = [forward(*inputs) for inputs, _ in self.loader.load(self.batches)]
         network.train(training)
         logits = np.empty((len(self.rows), self.classes), np.float32)
-        logits[self.order] = torch.cat(found).cpu().numpy()
+        logits[self.order] = torch.cat(outputs).cpu().numpy()
         return logits
 
     def _forward_of(self, network: nn.Module) -> Callable[..., Tensor]:

@@ -144,14 +144,14 @@ def evaluate_baseline(
         except Damaged as error:
             raise InputError(f"{error}: remove {directory} and run again, it will be fitted again") from None
     else:
-        found, state = _fit(name, inputs, labels, task, classes, metric, tell)
+        baseline, state = _fit(name, inputs, labels, task, classes, metric, tell)
         with digested_directory(directory) as working:
             if state is not None:
                 save_file({key: np.ascontiguousarray(array) for key, array in state.items()}, working / MODEL)
-            for split, measured in found.probabilities.items():
+            for split, measured in baseline.probabilities.items():
                 np.save(working / f"{split}.npy", measured, allow_pickle=False)
             kept = ("name", "grid", "chosen", "temperature", "parameters", "metrics")
-            write_json(working / "baseline.json", {one: getattr(found, one) for one in kept})
+            write_json(working / "baseline.json", {key: getattr(baseline, key) for key in kept})
     values = read_json(directory / "baseline.json")
     probabilities = {
         split: np.load(directory / f"{split}.npy", allow_pickle=False) for split in inputs if split != "train"
@@ -209,12 +209,12 @@ def _fit(
         _, chosen, fitted = best
         probabilities = {split: fitted.predict(features[split]) for split in others}
     metrics = goal(task).measure(probabilities, labels, classes)
-    found = Baseline(baseline.title, grid, chosen, fitted.temperature, fitted.parameters, metrics, probabilities)
+    evaluated = Baseline(baseline.title, grid, chosen, fitted.temperature, fitted.parameters, metrics, probabilities)
     # A kind of one's own may have features and classifiers without a state.
     of_features, of_classifier = (getattr(part, "state", None) for part in (features, fitted))
     if baseline.serve is None or of_features is None or of_classifier is None:
-        return found, None
-    return found, {**of_features, **of_classifier}
+        return evaluated, None
+    return evaluated, {**of_features, **of_classifier}
 
 
 def word_features(texts: Mapping[str, Sequence[str]]) -> Features:

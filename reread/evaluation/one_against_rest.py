@@ -52,10 +52,10 @@ class OneAgainstRest:
     def scores(self, features: csr_matrix) -> np.ndarray:
         """float64 [N, K]: each document's signed distance to the class's boundary; infinite for a constant class."""
         scores = np.zeros((features.shape[0], self.classes))
-        found = features @ self.weights + self.intercepts
+        distances = features @ self.weights + self.intercepts
         if self.single_label and len(self.fitted) == 1:
-            scores -= found
-        scores[:, self.fitted] = found
+            scores -= distances
+        scores[:, self.fitted] = distances
         for k, always in self.constant.items():
             scores[:, k] = 0.0 if always and self.single_label else np.inf if always else -np.inf
         return scores

@@ -110,8 +110,8 @@ def find_evaluation(run_directory: Path, splits: Sequence[str] = ("validation", 
     if trained_on["gpu"] and (gpu := this_gpu()):
         machines.append(machine_here(gpu))
     machines.append(machine_here(torch.device("cpu")))
-    found = [run.evaluation(evaluation_key(run, splits, machine)) for machine in machines]
-    return next((folder for folder in found if (folder / METRICS).is_file()), None)
+    folders = [run.evaluation(evaluation_key(run, splits, machine)) for machine in machines]
+    return next((folder for folder in folders if (folder / METRICS).is_file()), None)
 
 
 def evaluate_run(
@@ -131,9 +131,9 @@ def evaluate_run(
     unknown = [split for split in splits if split not in SPLITS]
     if unknown or not splits:
         raise InputError(f"no such split: {', '.join(unknown) or 'none given'}; choose from: {', '.join(SPLITS)}")
-    found = find_evaluation(run.directory, splits)
-    if found:
-        return found
+    existing = find_evaluation(run.directory, splits)
+    if existing:
+        return existing
     run.require_result()
     if not run.weights.is_file():
         option = " --test" if "test" in splits else ""

@@ -220,8 +220,8 @@ def module_of(task: str) -> str:
 @functools.cache
 def goal(task: str) -> Goal:
     """Return the goal of a task; InputError names the nearest one where there is none."""
-    found: Goal = REGISTRY.module(task.replace("-", "_")).GOAL
-    return found
+    member: Goal = REGISTRY.module(task.replace("-", "_")).GOAL
+    return member
 
 
 def metric_value(metrics: Mapping[str, Any], name: str) -> float | None:

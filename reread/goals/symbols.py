@@ -75,7 +75,7 @@ class Symbols(Goal):
         return np.array(labels, dtype=np.uint8).reshape(len(labels), -1)
 
     def fault(self, labels: Sequence[Any]) -> str:
-        if labels and all(type(one) is int and 0 <= one < MOST_SYMBOLS for one in labels):
+        if labels and all(type(symbol) is int and 0 <= symbol < MOST_SYMBOLS for symbol in labels):
             return ""
         return f"its symbols must be whole numbers from 0 to {MOST_SYMBOLS - 1}, one for each position"
 

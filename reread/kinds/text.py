@@ -70,8 +70,8 @@ def token_ids(about: Mapping[str, int | None]) -> list[int]:
     about: ``tokenizer`` of prepared.json.
     """
     special = [about["padding"], about["unknown"]]
-    others = [one for one in range(about["size"] or 0) if one not in special]
-    return [*(one or 0 for one in special), *others]
+    others = [token_id for token_id in range(about["size"] or 0) if token_id not in special]
+    return [*(token_id or 0 for token_id in special), *others]
 
 
 KIND = Kind(

@@ -171,7 +171,7 @@ def outdated(folder: Path) -> list[str]:
     told = list(dict.fromkeys(line for line in told + judged.get("warnings", []) if OF_TUNING.search(line)))
     about = record.get("tuning", {})
     name = Path(about["evidence"]).parent.name if about.get("evidence") else tuning_name(folder.resolve().name)
-    if not told or not (found := choices(folder.resolve().parent / name)):
+    if not told or not (chosen := choices(folder.resolve().parent / name)):
         return []
     plan: Any = SimpleNamespace(
         variants={name: SimpleNamespace(**variant) for name, variant in record["variants"].items()},
@@ -179,7 +179,7 @@ def outdated(folder: Path) -> list[str]:
         tuning=about,
         withhold_untuned=record.get("withhold_untuned", False),
     )
-    today = [f"{variant} {line}" for variant, lines in untuned(plan, found).items() for line in lines]
+    today = [f"{variant} {line}" for variant, lines in untuned(plan, chosen).items() for line in lines]
     # A reason to keep other settings may have been given, or worded, since.
     return [line for line in told if not any(line.startswith(now.partition(": ")[0]) for now in today)]
 

@@ -149,8 +149,8 @@ def number_words(texts: Sequence[str]) -> tuple[list[str], np.ndarray, np.ndarra
     chunk_numbers, chunks = _distinct(chunks_of_texts.flatten())
     # Each distinct chunk is read once.
     stops_of_chunks = np.cumsum(pyarrow.compute.binary_length(chunks).to_numpy() + 1)
-    found, starts = find_words(_join(chunks))
-    word_numbers, words = _distinct(_split(found).flatten())
+    joined_words, starts = find_words(_join(chunks))
+    word_numbers, words = _distinct(_split(joined_words).flatten())
     words_of_chunks = pyarrow.ListArray.from_arrays(
         np.append(0, np.searchsorted(starts, stops_of_chunks)).astype(np.int32), pyarrow.array(word_numbers)
     )

@@ -79,19 +79,19 @@ def write_documents(data: TextDataSet, settings: TextSettings, working: Path, ru
     """
     temporary = (working / "blocks").resolve()
     temporary.mkdir()
-    found = _read(data, settings, temporary, run)
-    splits, first_rows = _place(found.rows)
-    vocabulary = build_vocabulary(found.counts.at_least(settings.min_count))
+    totals = _read(data, settings, temporary, run)
+    splits, first_rows = _place(totals.rows)
+    vocabulary = build_vocabulary(totals.counts.at_least(settings.min_count))
     quantiles = settings.length_quantile
-    kept_words = found.words.quantile(quantiles.words)
-    kept_sentences = found.sentences.quantile(quantiles.sentences)
+    kept_words = totals.words.quantile(quantiles.words)
+    kept_sentences = totals.sentences.quantile(quantiles.sentences)
     write_json(working / "vocabulary.json", vocabulary)
     title = f"{data.name}: lengths in the training split"
-    write_lengths(found.words, found.sentences, kept_words, kept_sentences, title, working)
+    write_lengths(totals.words, totals.sentences, kept_words, kept_sentences, title, working)
 
     kept = (kept_sentences, kept_words)
-    directories = [temporary / str(number) for number in range(len(found.rows))]
-    places, first_words = _place([count_kept(Block.load(one, words=False), *kept) for one in directories])
+    directories = [temporary / str(number) for number in range(len(totals.rows))]
+    places, first_words = _place([count_kept(Block.load(directory, words=False), *kept) for directory in directories])
     _make_arrays(data, splits["test"][1], places["test"][1], kept_sentences, working)
     cut: dict[str, Counter[str]]
     shown: list[Any]
@@ -111,8 +111,8 @@ def write_documents(data: TextDataSet, settings: TextSettings, working: Path, ru
         "splits": splits,
         "vocabulary_size": len(vocabulary),
         "lengths": {
-            "words": {"quantile": quantiles.words, "kept": kept_words, "longest": found.words.longest},
-            "sentences": {"quantile": quantiles.sentences, "kept": kept_sentences, "longest": found.sentences.longest},
+            "words": {"quantile": quantiles.words, "kept": kept_words, "longest": totals.words.longest},
+            "sentences": {"quantile": quantiles.sentences, "kept": kept_sentences, "longest": totals.sentences.longest},
         },
         "cut": {split: _with_shares(tally) for split, tally in cut.items()},
     }
@@ -157,12 +157,12 @@ def _read(data: TextDataSet, settings: TextSettings, temporary: Path, run: Run) 
         }
         for block in split_into_blocks(documents)
     ]
-    found = _Found(temporary)
+    totals = _Found(temporary)
     for job, _ in zip(jobs, run(read_block, jobs), strict=True):
-        found.add(Block.load(Path(job["found"])))
+        totals.add(Block.load(Path(job["found"])))
     if chosen is None:
-        found.census.check(data)
-    return found
+        totals.census.check(data)
+    return totals
 
 
 def _place(counts_of_blocks: list[list[int]]) -> tuple[dict[str, list[int]], list[list[int]]]:
@@ -204,12 +204,12 @@ def _writing_jobs(
 ) -> Iterator[Job]:
     """Yield a job per block. Words are looked up here, so that only this process holds the whole vocabulary."""
     for number, (rows, words) in enumerate(zip(first_rows, first_words, strict=True)):
-        found, vocabulary = temporary / str(number), temporary / f"{number}.npy"
-        words_of_block = Block.load(found).words
+        directory, vocabulary = temporary / str(number), temporary / f"{number}.npy"
+        words_of_block = Block.load(directory).words
         numbers = map(index.get, words_of_block, repeat(UNKNOWN_INDEX))
         np.save(vocabulary, np.fromiter(numbers, np.int32, len(words_of_block)), allow_pickle=False)
         yield {
-            "found": str(found),
+            "found": str(directory),
             "vocabulary": str(vocabulary),
             "first_rows": rows,
             "first_words": words,

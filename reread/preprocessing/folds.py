@@ -85,8 +85,8 @@ def with_split(data: RawDataSet, fold: Fold, folder: Path) -> RawDataSet:
 
     InputError where a class has fewer rows than there are folds, and for a kind of data that has no folds.
     """
-    found = data.groups()
-    split = fold.split(draw(data, None if found is None else found[0], fold.count, fold.seed))
+    grouping = data.groups()
+    split = fold.split(draw(data, None if grouping is None else grouping[0], fold.count, fold.seed))
     folder.mkdir()
     counts = np.bincount(split, minlength=len(SPLITS)).tolist()
     entry = replace(data.entry, splits=dict(zip(SPLITS, counts, strict=True)))
@@ -135,12 +135,12 @@ def draw(data: RawDataSet, groups: np.ndarray | None, count: int, seed: int) -> 
     return assign(strata, units, count, seed)
 
 
-def refuse_few(found: int, count: int, where: str) -> None:
+def refuse_few(rows: int, count: int, where: str) -> None:
     """Raise InputError where there are fewer independent rows than folds."""
-    if found < count:
+    if rows < count:
         raise InputError(
-            f"{where} {found} row{'s' * (found != 1)} (a group and its copies count once), and folds is {count}: "
-            + ("each fold needs one, give fewer folds" if found >= FEWEST else "leave it out, or add rows of it")
+            f"{where} {rows} row{'s' * (rows != 1)} (a group and its copies count once), and folds is {count}: "
+            + ("each fold needs one, give fewer folds" if rows >= FEWEST else "leave it out, or add rows of it")
         )
 
 
@@ -166,9 +166,9 @@ def units_of(content: np.ndarray, groups: np.ndarray | None) -> np.ndarray:
 
 def lowest(values: np.ndarray, of: np.ndarray) -> np.ndarray:
     """Return of each row the lowest value among those with the same number in ``of``."""
-    found = np.full(int(of.max()) + 1, values.max())
-    np.minimum.at(found, of, values)
-    return found[of]
+    minima = np.full(int(of.max()) + 1, values.max())
+    np.minimum.at(minima, of, values)
+    return minima[of]
 
 
 def assign(strata: np.ndarray, units: np.ndarray, count: int, seed: int) -> np.ndarray:

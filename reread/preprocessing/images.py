@@ -27,7 +27,7 @@ LARGEST_PIXEL = 255
 def count_pixels(images: np.ndarray) -> np.ndarray:
     """Count the pixels of each value for each channel: images uint8 [N, H, W, C] -> int64 [C, 256]."""
     channels = range(images.shape[-1])
-    return np.stack([np.bincount(images[..., one].ravel(), minlength=LARGEST_PIXEL + 1) for one in channels])
+    return np.stack([np.bincount(images[..., channel].ravel(), minlength=LARGEST_PIXEL + 1) for channel in channels])
 
 
 def mean_and_deviation(counts: np.ndarray) -> tuple[list[float], list[float]]:

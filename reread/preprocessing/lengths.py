@@ -41,7 +41,7 @@ class LengthHistogram(Counter[int]):
 
     def longer_than(self, length: int) -> int:
         """Return the number of items longer than ``length``."""
-        return sum(count for one, count in self.items() if one > length)
+        return sum(count for item_length, count in self.items() if item_length > length)
 
     def quantile(self, quantile: float) -> int:
         """Return the smallest length L such that at least ``quantile`` of the items have a length <= L, exactly.

@@ -146,7 +146,7 @@ def forget(name: str, manifest_path: Path = MANIFEST_PATH) -> None:
     manifest_path = Path(manifest_path)
     with file_lock(manifest_path.parent / ".locks" / f"{manifest_path.name}.lock"):
         datasets = Manifest.load(manifest_path).datasets
-        Manifest({one: entry for one, entry in datasets.items() if one != name}, manifest_path).save()
+        Manifest({other: entry for other, entry in datasets.items() if other != name}, manifest_path).save()
 
 
 def encode_labels(labels: Sequence[Sequence[int]], task: str, class_count: int) -> np.ndarray:

@@ -135,9 +135,9 @@ def write_groups(data: kinds.RawDataSet, working: Path) -> None:
 
     InputError where a group has rows in two splits, whether they are prepared or not.
     """
-    found = data.groups()
-    if found is not None:
-        groups, names = found
+    grouping = data.groups()
+    if grouping is not None:
+        groups, names = grouping
         refuse_shared_groups(groups, names, data.split, f"data set '{data.name}'")
         rows = np.load(working / "raw_indices.npy", allow_pickle=False)
         np.save(working / "groups.npy", groups[rows], allow_pickle=False)

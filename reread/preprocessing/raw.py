@@ -94,9 +94,9 @@ def refuse_shared_groups(groups: np.ndarray, names: Sequence[str], split: np.nda
     pairs = np.unique(np.stack((groups, split)), axis=1)
     repeated = np.flatnonzero(np.diff(pairs[0]) == 0)
     if len(repeated):
-        group, (one, other) = pairs[0, repeated[0]], pairs[1, repeated[0] : repeated[0] + 2]
+        group, (first, second) = pairs[0, repeated[0]], pairs[1, repeated[0] : repeated[0] + 2]
         raise InputError(
-            f"{where}: group '{names[group]}' has rows in {SPLITS[one]} and in {SPLITS[other]}: "
+            f"{where}: group '{names[group]}' has rows in {SPLITS[first]} and in {SPLITS[second]}: "
             "move all of them to one split"
         )
 
@@ -113,8 +113,8 @@ def count_leaks(digests: np.ndarray, split: np.ndarray) -> dict[str, int]:
     """Count the distinct contents that two splits share, by their digests [N]: {"train-test": 123, ...}."""
     of_split = {name: np.unique(digests[split == number]) for number, name in enumerate(SPLITS)}
     return {
-        f"{one}-{other}": len(np.intersect1d(of_split[one], of_split[other], assume_unique=True))
-        for one, other in combinations(SPLITS, 2)
+        f"{first}-{second}": len(np.intersect1d(of_split[first], of_split[second], assume_unique=True))
+        for first, second in combinations(SPLITS, 2)
     }
 
 
@@ -168,11 +168,11 @@ def check_plain_name(name: str) -> None:
 def check_about(about: About, where: str) -> None:
     """Raise InputError for a task that there is not, and for classes that are no distinct names."""
     refuse_unknown([about.task], goals.available(), f"{where}, task")
-    for number, one in enumerate(about.classes):
-        if not isinstance(one, str) or not one.strip():
-            raise InputError(f"{where}: class {number} is {one!r}: it must be a name")
-        if one in about.classes[:number]:
-            raise InputError(f"{where}: two classes have the name '{one}': give each its own name")
+    for number, name in enumerate(about.classes):
+        if not isinstance(name, str) or not name.strip():
+            raise InputError(f"{where}: class {number} is {name!r}: it must be a name")
+        if name in about.classes[:number]:
+            raise InputError(f"{where}: two classes have the name '{name}': give each its own name")
 
 
 def add_data_set(

@@ -98,7 +98,9 @@ class TextDataSet:
 
     def changes(self, rows: TextRows) -> str:
         """Say how many documents of ``rows`` are new, missing or different."""
-        old, new = ({one.id: one for one in documents} for documents in (self.documents(), rows.documents))
+        old, new = (
+            {document.id: document for document in documents} for documents in (self.documents(), rows.documents)
+        )
         changed = sum(old[key] != new[key] for key in old.keys() & new.keys())
         return (
             f"{len(new.keys() - old.keys())} documents added, {len(old.keys() - new.keys())} removed, {changed} changed"

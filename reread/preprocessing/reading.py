@@ -81,8 +81,8 @@ class TextReader:
         for row, text in enumerate(texts):
             if not isinstance(text, str):
                 null = pandas.api.types.is_scalar(text) and pandas.isna(text)
-                found = "null" if null else f"of type {type(text).__name__}"
-                raise ValueError(f"row {row} of the column 'text' is {found}: send text, '' for an empty document")
+                kind = "null" if null else f"of type {type(text).__name__}"
+                raise ValueError(f"row {row} of the column 'text' is {kind}: send text, '' for an empty document")
         return texts
 
     def parts(self, rows: Sequence[str]) -> Iterator[list[str]]:
@@ -106,8 +106,8 @@ class TextReader:
         """Return the words of a text by sentence, or its tokens as one sentence."""
         if self.tokenizer is None:
             return segment(text)
-        (found,) = self.tokenizer.encode([text])
-        return [[self.tokenizer.vocabulary[one] for one in found]] if len(found) else []
+        (tokens,) = self.tokenizer.encode([text])
+        return [[self.tokenizer.vocabulary[token] for token in tokens]] if len(tokens) else []
 
     def read(self, rows: Sequence[str]) -> Reading:
         """Read one or more raw texts. Only what is kept of a document stays in memory, however long it is."""

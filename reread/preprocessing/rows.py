@@ -34,12 +34,12 @@ def choose_rows(
     refuse_one_class(name, {tuple(labels[row]) for row in np.flatnonzero(split == 0)})
     source: list[int] = []
     splits = {}
-    for number, one in enumerate(SPLITS):
+    for number, split_name in enumerate(SPLITS):
         rows = np.flatnonzero(split == number).tolist()
         if rows_per_class is not None:
             ranked = sorted(rows, key=lambda row: rank(ids[row]))
             rows = first_of_each_class(((row, labels[row]) for row in ranked), rows_per_class)
-        splits[one] = [len(source), len(source) + len(rows)]
+        splits[split_name] = [len(source), len(source) + len(rows)]
         source += rows
     return np.array(source, np.int64), splits
 
@@ -65,7 +65,7 @@ def first_of_each_class(ranked: Iterable[tuple[int, Sequence[int]]], rows_per_cl
     kept, counts = [], Counter()
     for row, labels in ranked:
         classes = labels or (None,)
-        if all(counts[one] < rows_per_class for one in classes):
+        if all(counts[label] < rows_per_class for label in classes):
             counts.update(classes)
             kept.append(row)
     return sorted(kept)

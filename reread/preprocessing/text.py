@@ -51,8 +51,8 @@ _ABBREVIATION_AT_THE_END = re.compile(r"""(\.(?<=[^\W\d_]\.)[^\W\d_])(\.(?:[^\S\
 def segment(text: str) -> list[list[str]]:
     """Return the document's sentences, each a list of lower-cased words; an empty list where there is no word."""
     content = mark_sentences(text).encode()
-    found, starts = find_words(content)
-    words = " ".join(found).split()
+    joined_words, starts = find_words(content)
+    words = " ".join(joined_words).split()
     stops = np.searchsorted(starts, np.flatnonzero(np.frombuffer(content, np.uint8) == ord(SENTENCE_END)))
     return [words[start:stop] for start, stop in pairwise((0, *stops.tolist())) if start < stop]
 
@@ -79,9 +79,9 @@ def find_words(content: bytes) -> tuple[list[str], np.ndarray]:
     words, starts, start = [], [np.zeros(0, np.int64)], 0
     while start < len(content):
         stop = content.find(b" ", start + LONGEST_PIECE) + 1 or len(content)
-        found, places = _words(content[start:stop])
-        if found:
-            words.append(found.lower())
+        joined, places = _words(content[start:stop])
+        if joined:
+            words.append(joined.lower())
             starts.append(start + places)
         start = stop
     return words, np.concatenate(starts)
@@ -96,8 +96,8 @@ def _words(content: bytes) -> tuple[str, np.ndarray]:
     addresses = [ctypes.c_void_p(array.ctypes.data) for array in (words, starts)]
     length = blingfire.blingfire.TextToWordsWithOffsets(content, len(content), *addresses, None, len(words))
     # A zero byte ends the text.
-    found = words[: max(length - 1, 0)].tobytes()
-    return found.decode(), starts[: found.count(b" ") + 1 if found else 0].astype(np.int64)
+    joined = words[: max(length - 1, 0)].tobytes()
+    return joined.decode(), starts[: joined.count(b" ") + 1 if joined else 0].astype(np.int64)
 
 
 def _sentences(piece: str) -> str:

@@ -78,8 +78,8 @@ def prepare(data: TextDataSet, settings: "WithTokenizer", working: Path) -> dict
     if settings.rows_per_class is None:
         check_corpus(encoded, data.entry, data.directory / DOCUMENTS)
         refuse_one_class(data.name, {labels[row] for row in np.flatnonzero(split == 0)})
-    for name, one in zip(ids, tokens, strict=True):
-        if not len(one):
+    for name, numbers in zip(ids, tokens, strict=True):
+        if not len(numbers):
             raise InputError(f"data set '{data.name}': document '{name}' has no token: remove it or give it a text")
 
     order = np.argsort(split, kind="stable")
@@ -101,7 +101,7 @@ def prepare(data: TextDataSet, settings: "WithTokenizer", working: Path) -> dict
     write_json(working / "vocabulary.json", tokenizer.vocabulary)
     write_lengths(training, one_sentence, kept, 1, f"{data.name}: tokens in the training split", working)
     shown = range(splits["test"][0], min(splits["test"][1], splits["test"][0] + SHOWN_DOCUMENTS))
-    words = {row: [tokenizer.vocabulary[one] for one in tokens[order[row]][:kept]] for row in shown}
+    words = {row: [tokenizer.vocabulary[token] for token in tokens[order[row]][:kept]] for row in shown}
     write_json(
         working / "example_documents.json",
         [{"row": row, "id": ids[order[row]], "words": [words[row]]} for row in shown],

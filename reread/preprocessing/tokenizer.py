@@ -61,18 +61,18 @@ class Tokenizer:
         self.encoder.no_truncation()
         self.size = max(words.values()) + 1
         padding = words.get(given.get("pad_token")), *(words.get(name) for name in ("[PAD]", "<pad>"))
-        self.padding = next((one for one in padding if one is not None), None)
+        self.padding = next((token_id for token_id in padding if token_id is not None), None)
         self.unknown = model.get("unk_id", words.get(model.get("unk_token")))
         names = {number: word for word, number in words.items()}
         ids = token_ids(self.about)
         self.numbers = np.zeros(self.size, np.int32)
         self.numbers[ids[2:]] = np.arange(2, len(ids))
-        for number, one in enumerate((self.padding, self.unknown)):
-            if one is not None:
-                self.numbers[one] = number
-        special = [names.get(one) if one is not None else None for one in (self.padding, self.unknown)]
+        for number, token_id in enumerate((self.padding, self.unknown)):
+            if token_id is not None:
+                self.numbers[token_id] = number
+        special = [names.get(token_id) if token_id is not None else None for token_id in (self.padding, self.unknown)]
         self.vocabulary = [special[0] or f"{PADDING} of no token", special[1] or f"{UNKNOWN} of no token"]
-        self.vocabulary += [names.get(one, f"{UNKNOWN} {one}") for one in ids[2:]]
+        self.vocabulary += [names.get(token_id, f"{UNKNOWN} {token_id}") for token_id in ids[2:]]
 
     @property
     def about(self) -> dict[str, int | None]:
@@ -82,4 +82,4 @@ class Tokenizer:
         """Return the tokens of each text by their numbers, int32 [tokens]."""
         # UTF-8 cannot encode a lone surrogate.
         encoded = self.encoder.encode_batch([text.encode("utf-8", "replace").decode() for text in texts])
-        return [self.numbers[one.ids] for one in encoded]
+        return [self.numbers[encoding.ids] for encoding in encoded]

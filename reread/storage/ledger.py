@@ -233,13 +233,13 @@ def what_changed(entry: SplitRead, entries: Sequence[SplitRead]) -> str:
     """
     if entry.run is not None:
         return "a run alone"
-    if own := [one for one in entries if one.reader == entry.reader and one.run is None]:
+    if own := [earlier for earlier in entries if earlier.reader == entry.reader and earlier.run is None]:
         before, now = own[-1].parts, entry.parts
         if not before or not now:
             return NOT_KNOWN
         return ", ".join(sorted(name for name in {*before, *now} if before.get(name) != now.get(name))) or NOT_KNOWN
     networks = network_keys(entry.parts)
-    if sharing := [one for one in entries if networks & network_keys(one.parts)]:
+    if sharing := [earlier for earlier in entries if networks & network_keys(earlier.parts)]:
         return f"{FIRST} by this name, after {sharing[-1].reader} with networks of the same settings"
     return FIRST
 

@@ -378,12 +378,12 @@ def _distributions(top: str) -> list[str]:
     As ``importlib.metadata.packages_distributions`` does it, which reads all files of all of them.
     """
     listed = re.compile(rf"^{re.escape(top)}(/[^,\n]*)?\.py,", re.MULTILINE)
-    found = []
+    names = []
     for distribution in importlib.metadata.distributions():
         declared = (distribution.read_text("top_level.txt") or "").split()
         if top in declared or (not declared and listed.search(distribution.read_text("RECORD") or "")):
-            found.append(distribution.metadata["Name"])
-    return found
+            names.append(distribution.metadata["Name"])
+    return names
 
 
 def package_version(top: str) -> str | None:

@@ -34,7 +34,7 @@ REQUIRED, OPTIONAL = ("Settings", "DEBUG", "build"), ("KIND", "SIZES", "load_ini
 def entry_points(package: str) -> Mapping[str, str]:
     """Return the addresses of the members that installed packages offer to the registry ``package``, by their names."""
     group = GROUPS.get(package)
-    return {one.name: one.value for one in importlib.metadata.entry_points(group=group)} if group else {}
+    return {point.name: point.value for point in importlib.metadata.entry_points(group=group)} if group else {}
 
 
 def provides(package: str, name: str) -> bool:
@@ -47,10 +47,10 @@ def provides(package: str, name: str) -> bool:
 
 def address(package: str, name: str) -> str:
     """Return MODULE or MODULE:NAME of a member that another package provides; InputError where it is neither."""
-    found = entry_points(package).get(name, name)
-    if not ADDRESS.fullmatch(found):
-        raise InputError(f"'{found}' is no address of a module: write PACKAGE.MODULE:NAME")
-    return found
+    where = entry_points(package).get(name, name)
+    if not ADDRESS.fullmatch(where):
+        raise InputError(f"'{where}' is no address of a module: write PACKAGE.MODULE:NAME")
+    return where
 
 
 def module(package: str, name: str) -> ModuleType:
@@ -65,23 +65,23 @@ def module(package: str, name: str) -> ModuleType:
 def _module(where: str) -> ModuleType:
     module_name, _, name = where.partition(":")
     imported = _imported(module_name)
-    found = ModuleType(where)
-    build = _of_callable(imported, name, where, found) if name else _of_module(imported, where, found)
+    member = ModuleType(where)
+    build = _of_callable(imported, name, where, member) if name else _of_module(imported, where, member)
 
     def checked(settings: Any, description: Mapping[str, Any]) -> Any:
         network = build(settings, description)
         _refuse_no_network(isinstance(network, _torch_module()), f"{where} makes a {type(network).__name__}")
         return network
 
-    vars(found)["build"] = checked
-    for title, settings in (("a default", found.Settings()), ("DEBUG", found.DEBUG)):
+    vars(member)["build"] = checked
+    for title, settings in (("a default", member.Settings()), ("DEBUG", member.DEBUG)):
         try:
             json.dumps(to_json(settings))
         except TypeError as error:
             raise InputError(
                 f"{where}: {title} is no value that YAML has ({error}): use numbers, text or lists"
             ) from None
-    return found
+    return member
 
 
 def _imported(name: str) -> ModuleType:
@@ -107,32 +107,32 @@ def _imported(name: str) -> ModuleType:
     )
 
 
-def _of_module(imported: ModuleType, where: str, found: ModuleType) -> Callable[[Any, Any], Any]:
+def _of_module(imported: ModuleType, where: str, member: ModuleType) -> Callable[[Any, Any], Any]:
     missing = [name for name in REQUIRED if not hasattr(imported, name)]
     if missing:
         raise InputError(
             f"{where} has no '{missing[0]}': a module needs {', '.join(REQUIRED)}; a class or function of it is "
             f"{where}:NAME"
         )
-    vars(found).update({name: getattr(imported, name) for name in (*REQUIRED, *OPTIONAL) if hasattr(imported, name)})
+    vars(member).update({name: getattr(imported, name) for name in (*REQUIRED, *OPTIONAL) if hasattr(imported, name)})
     return imported.build
 
 
-def _of_callable(imported: ModuleType, name: str, where: str, found: ModuleType) -> Callable[[Any, Any], Any]:
+def _of_callable(imported: ModuleType, name: str, where: str, member: ModuleType) -> Callable[[Any, Any], Any]:
     make = getattr(imported, name, None)
     if make is None:
-        names = [one for one, value in vars(imported).items() if callable(value) and not one.startswith("_")]
+        names = [key for key, value in vars(imported).items() if callable(value) and not key.startswith("_")]
         raise InputError(f"'{imported.__name__}' has no '{name}': {nearest(name, names)}")
     _refuse_no_network(callable(make), f"{where} is a {type(make).__name__}")
     _refuse_no_network(not isinstance(make, type) or issubclass(make, _torch_module()), f"{where} is another class")
     settings = _settings(make, where)
     debug = getattr(make, "DEBUG", {})
     try:
-        vars(found).update(Settings=settings, DEBUG=settings(**debug))
+        vars(member).update(Settings=settings, DEBUG=settings(**debug))
     except TypeError as error:
         raise InputError(f"{where}: DEBUG is no mapping of its settings ({error})") from None
     if kind := getattr(make, "KIND", getattr(imported, "KIND", None)):
-        vars(found)["KIND"] = kind
+        vars(member)["KIND"] = kind
     return lambda settings, description: make(description=description, **vars(settings))
 
 
@@ -145,13 +145,14 @@ def _settings(make: Callable[..., Any], where: str) -> type:
     if "description" not in parameters:
         raise InputError(f"{where} has no parameter 'description': add it; it is given the data set's description")
     fields = []
-    for one in parameters.values():
-        if one.name == "description" or one.kind in (one.VAR_POSITIONAL, one.VAR_KEYWORD):
+    for parameter in parameters.values():
+        if parameter.name == "description" or parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
             continue
-        if one.default is one.empty or one.kind is one.POSITIONAL_ONLY:
-            raise InputError(f"{where}: parameter '{one.name}' needs a name and a default: it is a setting")
-        usual = functools.partial(copy.deepcopy, one.default)
-        fields.append((one.name, Any if one.annotation is one.empty else one.annotation, field(default_factory=usual)))
+        if parameter.default is parameter.empty or parameter.kind is parameter.POSITIONAL_ONLY:
+            raise InputError(f"{where}: parameter '{parameter.name}' needs a name and a default: it is a setting")
+        usual = functools.partial(copy.deepcopy, parameter.default)
+        kind = Any if parameter.annotation is parameter.empty else parameter.annotation
+        fields.append((parameter.name, kind, field(default_factory=usual)))
     return make_dataclass("Settings", fields, frozen=True, namespace={"__module__": where})
 
 

@@ -90,13 +90,13 @@ def allows(kind: Any, value: Any) -> bool:
     """Return whether an annotation allows a value of resolved JSON; settings within settings check their own."""
     origin, parts = get_origin(kind), get_args(kind)
     if origin is Annotated:
-        return allows(parts[0], value) and all(one.holds(value) for one in parts[1:])
+        return allows(parts[0], value) and all(marker.holds(value) for marker in parts[1:])
     if origin in (Union, UnionType):
-        return any(allows(one, value) for one in parts)
+        return any(allows(part, value) for part in parts)
     if origin is Literal:
-        return any(type(value) is type(one) and value == one for one in parts)
+        return any(type(value) is type(choice) and value == choice for choice in parts)
     if origin in (tuple, list):
-        return isinstance(value, list | tuple) and all(allows(parts[0], one) for one in value)
+        return isinstance(value, list | tuple) and all(allows(parts[0], element) for element in value)
     if kind is float:
         return type(value) in (int, float) and abs(value) <= sys.float_info.max
     if kind in (int, bool, str):
@@ -110,7 +110,7 @@ def in_words(kind: Any) -> str:
     """Return in words what an annotation allows."""
     origin, parts = get_origin(kind), get_args(kind)
     if origin is Annotated:
-        return in_words(parts[0]) + "".join(str(one) for one in parts[1:] if isinstance(one, Range))
+        return in_words(parts[0]) + "".join(str(marker) for marker in parts[1:] if isinstance(marker, Range))
     if origin in (Union, UnionType):
         return " or ".join(map(in_words, parts))
     if origin is Literal:
@@ -124,7 +124,7 @@ def in_words(kind: Any) -> str:
 
 
 def _from_json(kind: Any, value: Any) -> Any:
-    nested = [one for one in alternatives(kind) if isinstance(one, type) and is_dataclass(one)]
+    nested = [part for part in alternatives(kind) if isinstance(part, type) and is_dataclass(part)]
     if nested and isinstance(value, Mapping):
         return from_json(nested[0], value)
     return tuple(value) if isinstance(value, list) else value
@@ -132,38 +132,38 @@ def _from_json(kind: Any, value: Any) -> Any:
 
 def to_json(settings: Any) -> dict[str, Any]:
     """Return every setting as JSON values, the inverse of ``from_json``."""
-    return {one.name: _to_json(getattr(settings, one.name)) for one in fields(settings)}
+    return {setting.name: _to_json(getattr(settings, setting.name)) for setting in fields(settings)}
 
 
 def _to_json(value: Any) -> Any:
     if is_dataclass(value):
         return to_json(value)
     if isinstance(value, Mapping):
-        return {name: _to_json(one) for name, one in value.items()}
-    return [_to_json(one) for one in value] if isinstance(value, tuple | list) else value
+        return {name: _to_json(part) for name, part in value.items()}
+    return [_to_json(part) for part in value] if isinstance(value, tuple | list) else value
 
 
 def without_defaults(settings: Any) -> dict[str, Any]:
     """Return the settings that differ from their default as JSON values, those of registries' members likewise."""
     hints = get_type_hints(type(settings), include_extras=True)
     default = type(settings)()
-    found = {}
-    for name in (one.name for one in fields(settings) if one.metadata.get("key", True)):
-        value, usual = (_reduced(hints[name], getattr(one, name)) for one in (settings, default))
+    differing = {}
+    for name in (setting.name for setting in fields(settings) if setting.metadata.get("key", True)):
+        value, usual = (_reduced(hints[name], getattr(instance, name)) for instance in (settings, default))
         if value != usual:
-            found[name] = value
-    return found
+            differing[name] = value
+    return differing
 
 
 def _reduced(kind: Any, value: Any) -> Any:
     if is_dataclass(value):
         return without_defaults(value)
-    package = next((marker.registry for one in alternatives(kind) for marker in markers(one)), None)
+    package = next((marker.registry for part in alternatives(kind) for marker in markers(part)), None)
     if package is None:
         return _to_json(value)
     if isinstance(value, Mapping):
         return _reduced_member(package, value)
-    return [_reduced_member(package, one) for one in value]
+    return [_reduced_member(package, member) for member in value]
 
 
 def _reduced_member(package: str, value: Tagged) -> Tagged:
@@ -180,20 +180,20 @@ def members(settings: Any) -> Iterator[tuple[str, Tagged]]:
         value = getattr(settings, name)
         if is_dataclass(value):
             yield from members(value)
-        for marker in (marker for one in alternatives(kind) for marker in markers(one)):
-            for one in [value] if isinstance(value, Mapping) else value or ():
-                yield marker.registry, one
+        for marker in (marker for part in alternatives(kind) for marker in markers(part)):
+            for member in [value] if isinstance(value, Mapping) else value or ():
+                yield marker.registry, member
 
 
 def alternatives(kind: Any) -> list[Any]:
     """Return the parts of an annotation: of ``X | None`` both, of ``tuple[X, ...]`` X."""
     if get_origin(kind) in (Union, UnionType):
-        return [part for one in get_args(kind) for part in alternatives(one)]
+        return [part for argument in get_args(kind) for part in alternatives(argument)]
     if get_origin(kind) in (tuple, list):
-        return [part for one in get_args(kind) if one is not ... for part in alternatives(one)]
+        return [part for argument in get_args(kind) if argument is not ... for part in alternatives(argument)]
     return [kind]
 
 
 def markers(kind: Any) -> list[OneOf]:
     """Return the OneOf markers of an annotation."""
-    return [one for one in get_args(kind)[1:] if isinstance(one, OneOf)] if get_origin(kind) is Annotated else []
+    return [part for part in get_args(kind)[1:] if isinstance(part, OneOf)] if get_origin(kind) is Annotated else []

@@ -35,7 +35,9 @@ class Average:
         self.network = copy.deepcopy(trained).requires_grad_(False) if decay else trained
         self._weights: list[Tensor] = list(self.network.parameters())
         self._trained_weights: list[Tensor] = list(trained.parameters())
-        self._norms = [one for one in self.network.modules() if isinstance(one, _BatchNorm) and one.track_running_stats]
+        self._norms = [
+            norm for norm in self.network.modules() if isinstance(norm, _BatchNorm) and norm.track_running_stats
+        ]
         self.batches = BATCHES if decay and self._norms else 0
 
     def update(self, step: int) -> None:

@@ -81,12 +81,12 @@ def peak_memory(device: torch.device) -> Iterator[dict[str, int]]:
 
     On a CPU it stays empty.
     """
-    found: dict[str, int] = {}
+    measured: dict[str, int] = {}
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
-    yield found
+    yield measured
     if device.type == "cuda":
-        found["peak_memory_bytes"] = torch.cuda.max_memory_allocated(device)
+        measured["peak_memory_bytes"] = torch.cuda.max_memory_allocated(device)
 
 
 def environment(device: torch.device, runs_per_gpu: int = 1) -> dict[str, Any]:

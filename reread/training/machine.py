@@ -36,8 +36,8 @@ def cpu(description: Path = CPU_DESCRIPTION) -> str:
     instruction set alone.
     """
     text = description.read_text(encoding="utf-8") if description.is_file() else ""
-    found = dict(re.findall(r"^([\w ]+?)\s*: (.*)$", text.split("\n\n")[0], re.MULTILINE))
-    named = " ".join(before + found[name] for name, before in CPU_NAMES.items() if name in found)
+    properties = dict(re.findall(r"^([\w ]+?)\s*: (.*)$", text.split("\n\n")[0], re.MULTILINE))
+    named = " ".join(before + properties[name] for name, before in CPU_NAMES.items() if name in properties)
     return ", ".join(filter(None, (torch.backends.cpu.get_cpu_capability(), named)))
 
 

@@ -52,13 +52,13 @@ class Processes:
         """Do ``work`` in rank 0 and return its result in all; an InputError of it is raised in all."""
         if not self.is_distributed:
             return work()
-        found: tuple[Any, str | None] = (None, None)
+        outcome: tuple[Any, str | None] = (None, None)
         if self.main:
             try:
-                found = (work(), None)
+                outcome = (work(), None)
             except InputError as error:
-                found = (None, str(error))
-        result, refused = self.gather(found)[0]
+                outcome = (None, str(error))
+        result, refused = self.gather(outcome)[0]
         if refused is not None:
             raise InputError(refused)
         return result

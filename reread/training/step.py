@@ -132,9 +132,9 @@ class Step:
     def _backward(self, inputs: tuple[Tensor, ...], target: Tensor) -> tuple[Tensor, Tensor]:
         """Return the share of right answers and the loss; add the loss's gradient to the existing gradients."""
         with branch_of_step(self.device) as beside:
-            found, loss = self._forward(inputs, target)
+            output, loss = self._forward(inputs, target)
             beside.begin_backward()
-            right = beside(lambda: self.objective.correct(found, target).double().mean())
+            right = beside(lambda: self.objective.correct(output, target).double().mean())
             self.scaler.scale(loss).backward()
         return right, loss
 

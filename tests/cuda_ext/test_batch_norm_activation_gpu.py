@@ -105,15 +105,15 @@ def test_slices_of_channels_misaligned_views_and_other_strides(dtype):
 @pytest.mark.parametrize("shape", [(4, 1, 5, 5), (4, 3, 5, 5)])
 def test_one_number_everywhere_is_read_with_its_strides(shape):
     x = numbers(*shape)
-    one = torch.ones((), device="cuda").expand(shape)
+    constant = torch.ones((), device="cuda").expand(shape)
     options = (*vectors(shape[1])[:4], None, "none", 1e-5, True, False)
     operations = torch.ops.reread_kernels
-    for dy, given in ((one, x), (x, one)):
-        found, expected = (
+    for dy, given in ((constant, x), (x, constant)):
+        computed, expected = (
             operations.batch_norm_activation_backward(a, b, *options)
             for a, b in ((dy, given), (dy.clone(), given.clone()))
         )
-        assert all(map(torch.equal, found, expected))
+        assert all(map(torch.equal, computed, expected))
 
 
 def test_parts_of_a_dense_block_equal_their_references():

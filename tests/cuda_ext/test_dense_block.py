@@ -255,8 +255,8 @@ def test_bfloat16_rounds_a_block_of_sixteen_layers_as_it_rounds_the_layers():
 
     def error(function):
         return max(
-            float((found.double() - wanted).norm() / wanted.norm())
-            for found, wanted in zip(gradients(function, torch.bfloat16), exact, strict=True)
+            float((gradient.double() - wanted).norm() / wanted.norm())
+            for gradient, wanted in zip(gradients(function, torch.bfloat16), exact, strict=True)
         )
 
     block, layers = error(lambda *given, **options: dense_block(*given, **options)[0]), error(one_by_one)

@@ -141,9 +141,9 @@ def test_the_3x3_convolution_finishes_its_gradient_as_the_reference_does(shape, 
     own = slice(begin, begin + growth)
     behind = [torch.randn(growth, device="cuda") for _ in range(3)]
     back = fused.part("dense_convolution_backward", x)
-    found = back(wide[:, own], filters, x, *norm, True, *sides, growth, wide_y[:, own], *behind)
+    computed = back(wide[:, own], filters, x, *norm, True, *sides, growth, wide_y[:, own], *behind)
     whole = fused.REFERENCES["centred_gradient"](wide[:, own], wide_y[:, own], *behind, len(filters))
-    for a, b in zip(found, back(whole, filters, x, *norm, True, *sides, growth), strict=True):
+    for a, b in zip(computed, back(whole, filters, x, *norm, True, *sides, growth), strict=True):
         close(a, b.double(), 1e-2)
 
 

@@ -186,8 +186,10 @@ def test_a_run_is_waited_for_until_slurm_says_that_it_failed(monkeypatch):
     assert wait("running", *["completed"] * 1000) > 0
 
 
-@pytest.mark.parametrize("one", [False, True])
-def test_tasks_that_are_cancelled_before_they_start_are_not_called_completed(cluster, folder, monkeypatch, capsys, one):
+@pytest.mark.parametrize("alone", [False, True])
+def test_tasks_that_are_cancelled_before_they_start_are_not_called_completed(
+    cluster, folder, monkeypatch, capsys, alone
+):
     """Slurm lists them as one task without a number, or not at all."""
     for name, value in cluster.items():
         monkeypatch.setenv(name, value)
@@ -195,9 +197,9 @@ def test_tasks_that_are_cancelled_before_they_start_are_not_called_completed(clu
     array, watched = submitted[0].name.partition("_")[0], {task.files[0]: task for task in submitted}
     while [task_states().get(task.name) for task in submitted[:2]] != ["running"] * 2:
         time.sleep(0.1)
-    subprocess.run(["scancel", f"{array}_2" if one else "--user=root"], check=True)
+    subprocess.run(["scancel", f"{array}_2" if alone else "--user=root"], check=True)
     runs, states = [Run(file, lambda: False) for file in watched], "4 cancelled"
-    if one:
+    if alone:
         states = "1 no longer known to Slurm"
         runs = runs[2:3]
         monkeypatch.setattr(tasks.slurm, "SECONDS_UNTIL_SEEN", 0.5)
@@ -205,7 +207,7 @@ def test_tasks_that_are_cancelled_before_they_start_are_not_called_completed(clu
     said = capsys.readouterr().out
     assert states in said and "completed" not in said
     subprocess.run(["scancel", array], check=True)
-    if one:
+    if alone:
         # A cluster that has an accounting knows what it was.
         Path("sacct").write_text(f"#!/bin/sh\necho '{array}_2|CANCELLED by 0'\n")
         Path("sacct").chmod(0o755)

@@ -37,7 +37,7 @@ class Augment:
     """Applies augmentations in order."""
 
     def __init__(self, augmentation: Sequence[Tagged]) -> None:
-        self.steps = [REGISTRY.resolve(one) for one in augmentation]
+        self.steps = [REGISTRY.resolve(step) for step in augmentation]
         self.by_row = any(_by_row(module) for module, _ in self.steps)
 
     def __call__(
@@ -64,7 +64,7 @@ def build(augmentation: Sequence[Tagged], kind: str) -> Augment | None:
     if not augmentation:
         return None
     if not kinds.kind(kind).augmented:
-        names = ", ".join(one["name"] for one in augmentation)
+        names = ", ".join(step["name"] for step in augmentation)
         raise InputError(f"augmentation is for images, and this is {kind} data: remove {names} from augmentation")
     return Augment(augmentation)
 
