@@ -152,15 +152,15 @@ def measure(subject: Subject, confidence: float = CONFIDENCE, resamples: int = R
     ]
     parts = [(guess * truth, guess.astype(np.float64), truth.astype(np.float64)) for guess in guesses]
     names = goal(subject.description["task"]).shown_names
-    functions = {name: of_seeds for name in names if (of_seeds := _resampled(subject, name))}
+    functions = {name: function for name in names if (function := _resampled(subject, name))}
     aurocs, f1s, wholes = [], [], []
-    for counts in item_counts(resamples, items, np.random.default_rng(0), numbers):
+    for counts in item_counts(resamples, items, numbers):
         by_item = np.ascontiguousarray(counts.T)
         pairs = np.array([[won_pairs(ranked, by_item) for ranked in of_class] for of_class in ranks])  # [K, n, 2, R]
         with np.errstate(invalid="ignore"):
             aurocs.append(pairs[:, :, 0] / pairs[:, :, 1])
         f1s.append(np.array([class_scores("f1", *(counts @ part for part in of_seed)).T for of_seed in parts]))
-        wholes.append([[metric(counts) for metric in of_seeds] for of_seeds in functions.values()])
+        wholes.append([function(counts).T for function in functions.values()])
     auroc, f1 = np.concatenate(aurocs, axis=2), np.concatenate(f1s, axis=2).swapaxes(0, 1)  # [K, n, R] each
     whole = dict(zip(functions, np.concatenate(wholes, axis=2), strict=True)) if functions else {}
     with np.errstate(invalid="ignore"):
@@ -187,15 +187,15 @@ def measure(subject: Subject, confidence: float = CONFIDENCE, resamples: int = R
     )
 
 
-def _resampled(subject: Subject, metric: str) -> list[Resampled]:
-    """Return the metric of each seed as a function of counts; none of one that is undefined or a mean of classes'."""
+def _resampled(subject: Subject, metric: str) -> Resampled | None:
+    """Return the metric of the seeds as a function of counts; None of one that is undefined or a mean of classes'."""
     if metric == "macro_auroc" or any(metrics[metric] is None for metrics in subject.metrics):
-        return []
+        return None
     asked = goal(subject.description["task"])
     judged = (
         asked.judged(metric, own, chosen) for own, chosen in zip(subject.probabilities, subject.chosen, strict=True)
     )
-    return [asked.metric(metric, subject.classes).resampled(own, subject.labels) for own in judged]
+    return asked.metric(metric, subject.classes).resampled(judged, subject.labels)
 
 
 def _units(rows: np.ndarray, groups: np.ndarray | None) -> int:

@@ -165,7 +165,7 @@ def item_spread(
     none: it does not vary with the items, so all of the other side's own variance over them counts. groups: the group
     of each item, [m] of any comparable type (patient, film, source file); None: each item alone.
     """
-    first, second = ([metric.resampled(prediction, target) for prediction in side] for side in (treatment, control))
+    first, second = ([metric.resampled(side, target)] if side else [] for side in (treatment, control))
     return item_spread_of(first, second, len(target), resamples, groups)
 
 

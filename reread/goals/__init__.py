@@ -6,7 +6,8 @@ definition; a metric that is no function of sums, such as AUROC, has both method
 
 To add a goal is to add one file. NumPy is all that one needs: the loss is an objective's (models/objectives).
 
-Shape legend: m items of a split, K outputs (classes, or the names of numbers), S statistics per item, R resamples.
+Shape legend: m items of a split, K outputs (classes, or the names of numbers), S statistics per item, n seeds, R
+resamples.
 """
 
 import functools
@@ -21,7 +22,7 @@ from reread.storage.errors import InputError, nearest
 from reread.storage.registry import Registry
 
 Array = np.ndarray[Any, Any]
-# The metric of R resamples, float64 [R], from how often each drew each item, float64 [R, m].
+# The metric of n seeds in R resamples, float64 [R, n], from how often each drew each item, float64 [R, m].
 Resampled = Callable[[Array], Array]
 
 REGISTRY = Registry("reread.goals", "task", requires=("GOAL",))
@@ -64,12 +65,21 @@ class Metric:
         value = float(self.reduce(np.ascontiguousarray(parts.T).sum(axis=1), float(len(parts))))
         return value if np.isfinite(value) else None
 
-    def resampled(self, prediction: Array, target: Array) -> Resampled:
-        """Return the metric as a function of how often each item was drawn, float64 [R, m] -> [R]."""
-        parts = self.statistics(prediction, target)
-        if parts is None:
-            raise InputError(f"{self.name} is not defined on these items")
-        return lambda counts: self.reduce(counts @ parts, counts.sum(axis=1))
+    def resampled(self, predictions: Iterable[Array], target: Array) -> Resampled:
+        """Return the metric of each seed as a function of how often each item was drawn, float64 [R, m] -> [R, n]."""
+        by_seed = []
+        for prediction in predictions:
+            parts = self.statistics(prediction, target)
+            if parts is None:
+                raise InputError(f"{self.name} is not defined on these items")
+            by_seed.append(parts)
+        together = np.concatenate(by_seed, axis=1)  # [m, n * S]
+
+        def of_counts(counts: Array) -> Array:
+            sums = (counts @ together).reshape(len(counts), len(by_seed), -1)
+            return self.reduce(sums, counts.sum(axis=1, keepdims=True))
+
+        return of_counts
 
 
 @dataclass(frozen=True, kw_only=True)

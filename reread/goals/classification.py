@@ -221,16 +221,20 @@ class Auroc(Metric):
     def value(self, prediction: Array, target: Array) -> float | None:
         return mean_or_none(auroc(scores, positive) for scores, positive in self._classes(prediction, target))
 
-    def resampled(self, prediction: Array, target: Array) -> Resampled:
-        classes = [rank_pairs(scores, positive) for scores, positive in self._classes(prediction, target)]
+    def resampled(self, predictions: Iterable[Array], target: Array) -> Resampled:
+        by_seed = [
+            [rank_pairs(scores, positive) for scores, positive in self._classes(prediction, target)]
+            for prediction in predictions
+        ]
 
         def of_counts(counts: Array) -> Array:
             by_item = np.ascontiguousarray(counts.T)  # [m, R]: the counts of one item are contiguous
-            total, known = np.zeros(len(counts)), np.zeros(len(counts))
-            for ranks in classes:
-                won, pairs = won_pairs(ranks, by_item)
-                total += np.divide(won, pairs, out=np.zeros_like(won), where=pairs > 0)
-                known += pairs > 0
+            total, known = np.zeros((2, len(counts), len(by_seed)))
+            for seed, classes in enumerate(by_seed):
+                for ranks in classes:
+                    won, pairs = won_pairs(ranks, by_item)
+                    total[:, seed] += np.divide(won, pairs, out=np.zeros_like(won), where=pairs > 0)
+                    known[:, seed] += pairs > 0
             result: Array = np.divide(total, known, out=np.zeros_like(total), where=known > 0)
             return result
 

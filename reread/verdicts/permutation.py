@@ -14,7 +14,7 @@ P-values Should Never Be Zero").
 import functools
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
@@ -74,10 +74,14 @@ class Permutation:
         assigned, self.mirrored = splits(self.n, self.m, most, draws)
         # Of each split the sums over its first side: of the values, their squares, those that are the treatment's, and
         # how many of them are. A shift of the treatment changes all statistics through these alone.
-        self.sums, self.squares, self.moved, self.count = (
-            assigned @ np.stack([values, values**2, values * of_first, of_first], axis=1)
-        ).T
+        sums, squares, moved, count = (assigned @ np.stack([values, values**2, values * of_first, of_first], axis=1)).T
         self.square = float((values**2).sum())
+        rest = self.n - count
+        # By powers of the sides' distance: the difference of each split's means, and the square of its error.
+        self.difference = sums / self.n + sums / self.m, count / self.n - rest / self.m
+        of_treatment = _squared_error(sums, count, (squares, 2 * moved, count), self.n)
+        of_control = _squared_error(-sums, rest, (self.square - squares, -2 * moved, rest), self.m)
+        self.error = [treatment + control for treatment, control in zip(of_treatment, of_control, strict=True)]
         self.spread = math.sqrt(self.square / max(self.n + self.m - 2, 1)) or 1e-12
         self.ways = len(assigned) * (2 if self.mirrored else 1)
 
@@ -97,15 +101,12 @@ class Permutation:
 
     def statistics(self, distance: float) -> Float64Array:
         """Return Welch's statistic of every split, float64 [P], where the sides' means are ``distance`` apart."""
-        n, m = self.n, self.m
-        shifted = self.count * distance
-        first: Float64Array = self.sums + shifted
-        squares = self.squares + distance * (2 * self.moved + shifted)
-        second, others = n * distance - first, self.square + n * distance**2 - squares
-        error: Float64Array = (squares - first**2 / n) / ((n - 1) * n) + (others - second**2 / m) / ((m - 1) * m)
+        constant, linear, square = self.error
+        error: Float64Array = constant + distance * (linear + distance * square)
         # Sides without any spread differ by as many errors as one likes.
         np.maximum(error, 1e-18 * (distance**2 + self.square) + 1e-30, out=error)
-        return (first / n - second / m) / np.sqrt(error)
+        statistics: Float64Array = (self.difference[0] + distance * self.difference[1]) / np.sqrt(error)
+        return statistics
 
     def ends(self, level: float, bounds: Sequence[float] = ()) -> tuple[float, float] | None:
         """Return the least and the largest difference that neither one-sided test rejects at ``level`` / 2.
@@ -142,3 +143,14 @@ class Permutation:
             else:
                 inside = middle
         return outside
+
+
+def _squared_error(
+    sums: Float64Array, shifted: Float64Array, squares: Sequence[Float64Array], size: int
+) -> Iterator[Float64Array]:
+    """Yield the squared error of a side's mean by powers of the distance.
+
+    Its values add up to ``sums`` + distance * ``shifted``; squares: what their squares add up to, by powers too.
+    """
+    for square, of_sum in zip(squares, (sums**2, 2 * sums * shifted, shifted**2), strict=True):
+        yield (square - of_sum / size) / ((size - 1) * size)

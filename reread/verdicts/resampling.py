@@ -6,6 +6,7 @@ Items that share a group (a patient, a film, a source file) are drawn together, 
 items is a vector of counts, so that a metric of all resamples is a matrix product.
 """
 
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -18,8 +19,10 @@ from reread.verdicts.items import Items, item_deviation
 RESAMPLES = 2_000
 # Blocks of this size stay in the cache: ten times as much takes twice as long.
 CELLS_AT_ONCE = 500_000
+# Counts that are kept for the next comparison of the same items, a byte each.
+MOST_KEPT = 50_000_000
 
-# Metric of R resamples, float64 [R], from their counts of items, float64 [R, m].
+# Metric of R resamples, float64 [R], or of n seeds at once, [R, n], from their counts of items, float64 [R, m].
 Resampled = Callable[[np.ndarray], np.ndarray]
 
 
@@ -28,20 +31,32 @@ def mean_of(scores: np.ndarray) -> Resampled:
     return lambda counts: counts @ scores.astype(np.float64) / counts.sum(axis=1)
 
 
-def item_counts(
-    resamples: int, items: int, rng: np.random.Generator, groups: np.ndarray | None = None
-) -> Iterator[np.ndarray]:
+def item_counts(resamples: int, items: int, groups: np.ndarray | None = None) -> Iterator[np.ndarray]:
     """Yield the counts of each item in each resample, float64 [some, m] at a time, ``resamples`` in all.
 
-    groups: the number of each item's group, int [m] from 0; the items of a group have the same count.
+    They are the same whenever as many are drawn. groups: the number of each item's group, int [m] from 0; the items of
+    a group have the same count.
     """
     units = items if groups is None else int(groups.max()) + 1
     step = max(1, min(resamples, CELLS_AT_ONCE // max(items, units)))
+    blocks = (_kept if resamples * units <= MOST_KEPT else _drawn)(resamples, units, step)
+    for counts in blocks:
+        yield (counts if groups is None else counts[:, groups]).astype(np.float64)
+
+
+@functools.lru_cache(maxsize=2)
+def _kept(resamples: int, units: int, step: int) -> list[np.ndarray]:
+    return list(_drawn(resamples, units, step))
+
+
+def _drawn(resamples: int, units: int, step: int) -> Iterator[np.ndarray]:
+    """Yield the counts of each unit in ``step`` resamples at a time, in the smallest type that holds them."""
+    rng = np.random.default_rng(0)
     for start in range(0, resamples, step):
         rows = min(step, resamples - start)
         drawn = rng.integers(0, units, size=(rows, units)) + np.arange(rows)[:, None] * units
-        counts = np.bincount(drawn.ravel(), minlength=rows * units).reshape(rows, units).astype(np.float64)
-        yield counts if groups is None else counts[:, groups]
+        counts = np.bincount(drawn.ravel(), minlength=rows * units).reshape(rows, units)
+        yield counts.astype(np.min_scalar_type(int(counts.max())))
 
 
 def item_spread_of(
@@ -51,24 +66,23 @@ def item_spread_of(
     resamples: int = RESAMPLES,
     groups: Sequence[Any] | np.ndarray | None = None,
 ) -> Items:
-    """Return ``item_spread`` of metrics given as functions of the counts of ``items`` items, one per seed."""
+    """Return ``item_spread`` of metrics given as functions of the counts of ``items`` items, of one seed or several."""
     if not treatment:
         raise InputError("a comparison needs at least one seed of its treatment")
     numbers = group_numbers(groups, items)
     units = items if numbers is None else int(numbers.max()) + 1
     blocks = [
-        np.stack([metric(counts) for metric in (*treatment, *control)], axis=1)
-        for counts in item_counts(resamples, items, np.random.default_rng(0), numbers)
+        [np.column_stack([metric(counts) for metric in side]) for side in (treatment, control) if side]
+        for counts in item_counts(resamples, items, numbers)
     ]
-    by_seed, n = np.concatenate(blocks), len(treatment)  # [R, seeds of both sides]
-    undefined = int((~np.isfinite(by_seed)).any(axis=1).sum())
+    sides = [np.concatenate(of_side) for of_side in zip(*blocks, strict=True)]  # [R, seeds] each
+    undefined = int((~np.isfinite(np.column_stack(sides))).any(axis=1).sum())
     if undefined:
         raise InputError(
             f"{undefined} of {resamples} resamples of the {items} items have no finite score, so that the error of the "
             "items is not known: use a metric that every choice of items has"
         )
-    deviation = item_deviation(by_seed[:, :n], by_seed[:, n:] if control else None)
-    return Items(deviation, units, items, resamples)
+    return Items(item_deviation(*sides), units, items, resamples)
 
 
 def group_numbers(groups: Sequence[Any] | np.ndarray | None, items: int) -> np.ndarray | None:

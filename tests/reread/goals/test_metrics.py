@@ -75,9 +75,9 @@ def test_rows_of_two_labels_match_where_these_are_the_most_probable():
     assert split_metrics(probabilities, labels, "multi-label", list("abcd"))["exact_match"] == 0.5
     drawn = np.array([[4.0, 0, 0, 0], [0, 2, 1, 1]])
     exact_match = goal("multi-label").metric("exact_match")
-    assert exact_match.resampled(probabilities, labels)(drawn).tolist() == [1, 0.25]
+    assert exact_match.resampled([probabilities], labels)(drawn).tolist() == [[1], [0.25]]
     with pytest.raises(InputError, match="exact_match is not defined"):
-        exact_match.resampled(probabilities, np.eye(4, dtype=np.uint8) | labels)
+        exact_match.resampled([probabilities], np.eye(4, dtype=np.uint8) | labels)
 
 
 def test_a_class_without_a_guess_has_no_precision_and_one_with_every_row_no_auroc():

@@ -44,22 +44,24 @@ def test_a_resampled_metric_is_the_metric_of_the_drawn_items(task, metric):
     thresholds = choose_thresholds(probabilities, labels) if task == "multi-label" else None
     judged = thresholds.decide(metric, probabilities) if metric in TUNED else probabilities
     measure = goal(task).metric(metric, names)
-    resampled = measure.resampled(judged, labels)(counts)
-    assert resampled == pytest.approx([measure.value(judged[row], labels[row]) for row in drawn])
+    seeds = [judged, judged[::-1]]
+    resampled = measure.resampled(seeds, labels)(counts).T
+    for seed, scores in zip(seeds, resampled, strict=True):
+        assert scores == pytest.approx([measure.value(seed[row], labels[row]) for row in drawn])
     if metric not in TUNED:
         splits = [goal(task).measure({"test": probabilities[row]}, {"test": labels[row]}, names) for row in drawn]
-        assert resampled == pytest.approx([metric_value(split["test"], metric) for split in splits])
+        assert resampled[0] == pytest.approx([metric_value(split["test"], metric) for split in splits])
 
 
 def test_items_are_drawn_as_often_as_there_are():
-    counts = np.concatenate(list(item_counts(50, 40, np.random.default_rng(0))))
+    counts = np.concatenate(list(item_counts(50, 40)))
     assert counts.shape == (50, 40) and (counts.sum(axis=1) == 40).all() and counts.any(axis=0).all()
     # Groups of four items: as many groups are drawn as there are.
-    (counts,) = item_counts(50, 40, np.random.default_rng(0), np.arange(40) // 4)
+    (counts,) = item_counts(50, 40, np.arange(40) // 4)
     by_group = counts.reshape(50, 10, 4)
     assert (by_group == by_group[..., :1]).all() and (by_group[..., 0].sum(axis=1) == 10).all()
     # Many items come in blocks, the last one smaller.
-    blocks = list(item_counts(7, CELLS_AT_ONCE // 2, np.random.default_rng(0)))
+    blocks = list(item_counts(7, CELLS_AT_ONCE // 2))
     assert [len(block) for block in blocks] == [2, 2, 2, 1]
 
 

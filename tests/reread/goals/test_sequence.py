@@ -49,8 +49,9 @@ def test_bleu_of_few_matches_is_smoothed_as_sacrebleu_does(predictions):
 def test_bleu_of_resamples_is_that_of_the_drawn_rows():
     predictions, references = corpus(np.random.default_rng(0), 20, 0.4)
     counts = np.random.default_rng(1).multinomial(20, np.full(20, 0.05), size=5).astype(np.float64)
-    resampled = GOAL.metric("bleu").resampled(*GOAL.from_texts(predictions, references))(counts)
-    for row, score in zip(counts.astype(int), resampled, strict=True):
+    prediction, target = GOAL.from_texts(predictions, references)
+    resampled = GOAL.metric("bleu").resampled([prediction], target)(counts)
+    for row, [score] in zip(counts.astype(int), resampled, strict=True):
         drawn = [number for number, times in enumerate(row) for _ in range(times)]
         expected = sacrebleu.corpus_bleu(
             [predictions[i] for i in drawn], [[references[i] for i in drawn]], tokenize="none"

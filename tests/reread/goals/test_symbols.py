@@ -53,8 +53,8 @@ def test_recall_counts_positions_and_exact_match_rows():
     assert measured == {"rows": 4, "recall": 4 / 8, "exact_match": 1 / 4}
     recall = GOAL.metric("recall")
     assert recall.statistics(prediction, target).tolist() == [[1.0], [0.5], [0.0], [0.5]]
-    drawn = recall.resampled(prediction, target)(np.array([[4.0, 0, 0, 0], [0, 1, 2, 1]]))
-    assert drawn.tolist() == [1.0, 0.25]
+    drawn = recall.resampled([prediction], target)(np.array([[4.0, 0, 0, 0], [0, 1, 2, 1]]))
+    assert drawn.tolist() == [[1.0], [0.25]]
     assert metric_words("recall") == "symbol recall" and metric_words("exact_match") == "exact match"
 
 
