@@ -3,14 +3,13 @@
 import json
 import shutil
 import subprocess
-import sys
 import tarfile
 from pathlib import Path
 
 import pytest
 
 from reread.storage.errors import InputError
-from reread.storage.source import ROOT
+from tests.conftest import ROOT, Project, clean_environment
 from tests.golden.data import WRITERS
 
 
@@ -35,11 +34,8 @@ def machine(tmp_path_factory) -> Path:
 
 
 def call(folder: Path, module: str, *arguments: str) -> subprocess.CompletedProcess:
-    command = [sys.executable, "-W", "ignore", "-m", module, *arguments]
-    done = subprocess.run(command, cwd=folder, env={"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}, text=True,
-                          capture_output=True)  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    return done
+    environment = {**clean_environment(), "PYTHONPATH": str(ROOT)}
+    return Project(folder, environment).run("python", "-m", module, *arguments)
 
 
 def pack(folder: Path, *arguments: str) -> list[str]:

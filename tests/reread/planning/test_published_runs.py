@@ -146,9 +146,7 @@ def test_a_clone_reports_published_runs_and_adds_a_seed_to_them(published):
 
 def test_runs_of_older_code_are_named_and_taken_where_that_is_asked_for(published):
     root = published.directory
-    reread(published, "evaluate")
-    expected = json.loads((root / "reports/grows/verdicts.json").read_text())["verdicts"]
-    forget(root)
+    expected = json.loads((root / "results/grows/verdicts.json").read_text())["verdicts"]
     age(root / "results/grows")
     line = "4 runs are published of older code, and not taken: REREAD_PUBLISHED=older takes what is published"
     assert line in reread(published, "evaluate", code=2).stderr
@@ -158,8 +156,8 @@ def test_runs_of_older_code_are_named_and_taken_where_that_is_asked_for(publishe
     older = {"REREAD_PUBLISHED": "older"}
     taken = reread(published, "run", **older)
     assert "4 runs are published of older code, and taken as published" in taken.stdout + taken.stderr
-    found = json.loads((root / "reports/grows/verdicts.json").read_text())["verdicts"]
-    assert [verdict["interval"] for verdict in found] == [verdict["interval"] for verdict in expected]
+    judged = json.loads((root / "reports/grows/verdicts.json").read_text())["verdicts"]
+    assert [verdict["interval"] for verdict in judged] == [verdict["interval"] for verdict in expected]
     keys = {run["run_key"] for run in json.loads((root / "results/grows/runs.json").read_text())}
     assert {path.parent.name for path in (root / "runs").glob("*/result.json")} == keys
     assert not list((root / "runs").glob("*/best.safetensors"))
@@ -186,21 +184,25 @@ def test_results_without_what_restores_runs_train_as_before_and_damaged_ones_are
 
 def test_a_damaged_run_of_results_is_restored_from_them_again(published):
     root = published.directory
-    reread(published, "evaluate")
-    report = (root / "reports/grows/verdicts.json").read_bytes()
-    folder = next(root.glob("runs/*/published.json")).parent
-    for name in ("digests.json", "published.json", "job.json", "evaluation/published/metrics.json"):
-        (folder / name).write_bytes(b"")
-        said = reread(published, "evaluate", code=2).stderr
-        assert f"remove runs/{folder.name} and run again" in said
-        shutil.rmtree(folder)
-        reread(published, "evaluate")
+    published_verdicts = (root / "results/grows/verdicts.json").read_bytes()
     for name in ("items.npz", "files.json.xz", "runs.json"):
-        forget(root)
+        shutil.rmtree(root / "runs", ignore_errors=True)
         content = (root / "results/grows" / name).read_bytes()
         (root / "results/grows" / name).write_bytes(content[: len(content) // 2])
         said = reread(published, "evaluate", code=2).stderr
         assert f"results/grows/{name} " in said and "restore it from git" in said
         (root / "results/grows" / name).write_bytes(content)
     reread(published, "evaluate")
-    assert (root / "reports/grows/verdicts.json").read_bytes() == report
+    assert (root / "reports/grows/verdicts.json").read_bytes() == published_verdicts
+
+    names = ("digests.json", "published.json", "job.json", "evaluation/published/metrics.json")
+    folders = sorted(path.parent for path in root.glob("runs/*/published.json"))
+    for name, folder in zip(names, folders, strict=True):
+        (folder / name).write_bytes(b"")
+        said = reread(published, "evaluate", code=2).stderr
+        assert f"remove runs/{folder.name} and run again" in said
+        shutil.rmtree(folder)
+    shutil.rmtree(root / "reports")
+    reread(published, "evaluate")
+    assert all((folder / name).stat().st_size for name, folder in zip(names, folders, strict=True))
+    assert (root / "reports/grows/verdicts.json").read_bytes() == published_verdicts

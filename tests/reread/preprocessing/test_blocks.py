@@ -1,8 +1,6 @@
 """Blocks of a corpus: any division of the file gives the same arrays, and memory does not grow with its length."""
 
 import random
-import subprocess
-import sys
 from collections import Counter
 from pathlib import Path
 
@@ -15,8 +13,8 @@ from reread.preprocessing.prepare import prepare
 from reread.preprocessing.text import mark_sentences, number, segment
 from reread.preprocessing.vocabulary import WordCounts
 from reread.storage.errors import InputError
+from tests.conftest import ROOT, Project, clean_environment
 
-ROOT = Path(__file__).parents[3]
 TEXTS = [
     "One sentence. Another one, e.g. this!",
     'It ends in the U.S.\n\nIn the "U.K." too',
@@ -152,16 +150,10 @@ print(tracemalloc.get_traced_memory()[1])
 
 def test_memory_does_not_grow_with_the_corpus(corpus_of):
     documents = random_rows(2000)
+    project = Project(Path.cwd(), {**clean_environment(), "PYTHONPATH": str(ROOT)})
     peaks, sizes = [], []
     for times in (10, 50):
         corpus_of([{**document, "id": f"{document['id']}-{time}"} for time in range(times) for document in documents])
-        done = subprocess.run(
-            [sys.executable, "-c", PEAK],
-            env={"PYTHONPATH": str(ROOT)},
-            capture_output=True,
-            text=True,
-            check=True,
-        )
-        peaks.append(int(done.stdout))
+        peaks.append(int(project.run("python", "-c", PEAK).stdout))
         sizes.append(Path("data/corpus/documents.jsonl").stat().st_size)
     assert peaks[1] - peaks[0] < 0.25 * (sizes[1] - sizes[0]), (peaks, sizes)
