@@ -19,7 +19,7 @@ class Subcommands(TyperGroup):
     """The subcommands by name and first line of help; the one that is called is replaced by its own file's command."""
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:  # of Typer's own copy of Click
-        if args and args[0] not in REGISTRY.available() and (REGISTRY.folder / f"{args[0]}.py").is_file():
+        if args and args[0] not in REGISTRY and (REGISTRY.folder / f"{args[0]}.py").is_file():
             REGISTRY.module(args[0])  # says what the file lacks
         name, resolved, rest = super().resolve_command(ctx, args)
         if not resolved or not name:
@@ -31,7 +31,7 @@ class Subcommands(TyperGroup):
 def file_of(name: str, rest: list[str]) -> tuple[str, list[str]]:
     """Return the file of a subcommand and its arguments: ``data add FILE`` is data_add.py with FILE."""
     two = f"{name}_{rest[0]}" if rest else ""
-    return (two, rest[1:]) if two in REGISTRY.available() else (name, rest)
+    return (two, rest[1:]) if two in REGISTRY else (name, rest)
 
 
 def display_name(name: str) -> str:

@@ -66,7 +66,7 @@ def data_sets() -> list[dict[str, Any]]:
             "splits": {split: entry.splits[split] for split in SPLITS},
             "classes": list(entry.classes),
             "version": entry.version,
-            "made_of": "a source" if name in SOURCES.available() else "own data",
+            "made_of": "a source" if name in SOURCES else "own data",
             "files": state(DATA_DIRECTORY / name, {file: about.bytes for file, about in entry.files.items()}),
             "source": entry.source,
             "licence": entry.licence,

@@ -4,6 +4,8 @@ Files are read by YAML's safe loader: no tags that make objects. A mapping has e
 requires; a name that ``<<`` merges may be repeated.
 """
 
+import copy
+import functools
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -208,6 +210,11 @@ def read_yaml(path: Path) -> dict[str, Any]:
 
 def parse_yaml(text: str) -> Any:
     """Return the value that YAML text holds. ValueError where it, or what its aliases expand to, is too large."""
+    return copy.deepcopy(_parsed(text))
+
+
+@functools.lru_cache
+def _parsed(text: str) -> Any:
     if len(text) > MAX_BYTES:
         raise ValueError(f"it has more than {MAX_BYTES:,} characters")
     # _Loader is a SafeLoader.

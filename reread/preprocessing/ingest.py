@@ -48,7 +48,7 @@ def ingest(
     differs from the manifest (unless ``accept_new_version``). Then nothing in data/ has changed.
     """
     known = Manifest.load(manifest_path).datasets.get(name)
-    if known and name not in SOURCES.available():
+    if known and name not in SOURCES:
         # Added by reread.preprocessing.raw.add_data_set: there is no source to make it from.
         verify_files(Path(data_directory) / name, known)
         return known

@@ -4,6 +4,7 @@ A length is the number of words of a sentence or of sentences of a document. His
 add up to that of the whole, and quantiles are exact.
 """
 
+import csv
 import math
 from collections import Counter
 from fractions import Fraction
@@ -11,7 +12,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
-import pandas as pd
 
 from reread.storage.errors import InputError
 
@@ -69,9 +69,9 @@ def write_lengths(
     count; lengths.png is that of ``plot_lengths``.
     """
     levels = dict(zip(LEVELS, (words, sentences), strict=True))
-    tables = {
+    tables: dict[tuple[str, str], list[tuple[str | int, ...]]] = {
         ("quantile", "length"): [
-            (level, quantile, histogram.quantile(quantile))
+            (level, f"{quantile:g}", histogram.quantile(quantile))
             for level, histogram in levels.items()
             for quantile in TABLE_QUANTILES
         ],
@@ -80,8 +80,8 @@ def write_lengths(
         ],
     }
     for columns, rows in tables.items():
-        table = pd.DataFrame(rows, columns=["level", *columns])
-        table.to_csv(folder / f"{columns[0]}s.csv", index=False, lineterminator="\n", float_format="%g")
+        with open(folder / f"{columns[0]}s.csv", "w", encoding="utf-8", newline="") as file:
+            csv.writer(file, lineterminator="\n").writerows([("level", *columns), *rows])
     plot_lengths(words, sentences, kept_words, kept_sentences, title, folder / "lengths.png")
 
 

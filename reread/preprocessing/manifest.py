@@ -126,7 +126,7 @@ class Manifest:
     def entry(self, name: str) -> DataSetEntry:
         """Return the entry of ``name``; InputError names the command that makes it, or the nearest data set."""
         if name not in self.datasets:
-            if name in SOURCES.available():
+            if name in SOURCES:
                 raise InputError(f"data set '{name}' is not here yet: run `reread data {name}`")
             known = nearest(name, self.datasets) if self.datasets else "it has none yet, run 'make data'"
             raise InputError(f"no data set '{name}' in {self.path}: {known}")

@@ -395,7 +395,7 @@ def preview(
 def check_name(name: str) -> None:
     """Raise InputError for a name that a user's data set cannot have."""
     check_plain_name(name)
-    if name in SOURCES.available():
+    if name in SOURCES:
         raise InputError(f"'{name}' is the name of a published data set: give yours another by --name")
 
 

@@ -191,7 +191,7 @@ def add_data_set(
 
 def removable(name: str, manifest_path: Path = MANIFEST_PATH) -> DataSetEntry:
     """Return the entry of a user's data set; InputError for an unknown name and for one that the project makes."""
-    if name in SOURCES.available():
+    if name in SOURCES:
         raise InputError(f"'{name}' is a data set of the project: only own data sets are removed")
     manifest = Manifest.load(manifest_path)
     if not manifest.datasets:

@@ -111,7 +111,7 @@ def is_fault_of_member(error: BaseException) -> bool:
         return False
     package, _, name = str(frames[-1].f_globals.get("__name__")).rpartition(".")
     registry = getattr(sys.modules.get(package), "REGISTRY", None)
-    return registry is not None and name in registry.available()
+    return registry is not None and name in registry
 
 
 @contextlib.contextmanager

@@ -8,6 +8,7 @@ import functools
 import importlib
 from collections.abc import Mapping
 from dataclasses import dataclass
+from glob import glob
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -35,7 +36,16 @@ class Registry:
 
     def available(self) -> list[str]:
         """Return the members' names in order. Files are parsed and not imported."""
-        return sorted(path.stem for path in self.folder.glob("*.py") if set(self.requires) <= defined_names(path))
+        folder = self.folder
+        files = (folder / file for file in glob("*.py", root_dir=folder))
+        return sorted(path.stem for path in files if self._is_member(path))
+
+    def __contains__(self, name: str) -> bool:
+        folder, file = self.folder, f"{name}.py"
+        return file in glob("*.py", root_dir=folder) and self._is_member(folder / file)
+
+    def _is_member(self, path: Path) -> bool:
+        return defined_names(path).issuperset(self.requires)
 
     def module(self, name: str) -> ModuleType:
         """Import the member ``name``; InputError names what its file lacks or, where there is none, the nearest one.
@@ -44,7 +54,7 @@ class Registry:
         """
         if outside.provides(self.package, name):
             return outside.module(self.package, name)
-        if name not in self.available():
+        if name not in self:
             raise InputError(_why_not(self, name))
         return importlib.import_module(f"{self.package}.{name}")
 

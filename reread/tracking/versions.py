@@ -150,7 +150,7 @@ def _known(data: str, names: Iterator[str], root: Path) -> str:
 
 def _instead_of(data: str, known: Sequence[str], root: Path) -> str:
     """Return what to do where a data set has no model: train some, or name one of ``known``, which have."""
-    if data in Manifest.load(root / MANIFEST_PATH).datasets and data not in SOURCES.available():
+    if data in Manifest.load(root / MANIFEST_PATH).datasets and data not in SOURCES:
         return f"`reread try {data}` trains some and registers the best"
     if known:
         return nearest(data, known)

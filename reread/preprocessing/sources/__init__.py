@@ -23,7 +23,7 @@ SOURCES = REGISTRY = Registry("reread.preprocessing.sources", "data set", requir
 
 def how_to_make(name: str) -> str:
     """Return what makes data/NAME where it is missing: a data set of the user's own has no source."""
-    if name in SOURCES.available():
+    if name in SOURCES:
         return "run 'make data' to make it"
     return "add it again by `reread data add`, or run 'make data' where DVC has a remote"
 
