@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -226,13 +227,21 @@ def clean_environment() -> dict[str, str]:
     return kept
 
 
-def run_reread(
+def run_python(
     *words: Path | str, folder: Path = ROOT, given: bytes = b"", **environment: str
 ) -> subprocess.CompletedProcess[str]:
-    """Run `reread WORDS` of this checkout in a folder, with ``given`` as its input, and return it with its output."""
+    """Run `python WORDS`, of -m or -c, in a folder with this checkout's source; return it with its output.
+
+    given: its input.
+    """
     usual = clean_environment()
     variables = {**usual, "PYTHONPATH": str(ROOT), **environment}
-    return forks.run(["-m", "reread", *map(str, words)], folder, variables, usual, given=given)
+    return forks.run([*map(str, words)], folder, variables, usual, given=given)
+
+
+def run_reread(*words: Path | str, **about: Any) -> subprocess.CompletedProcess[str]:
+    """Run `reread WORDS` as ``run_python`` does."""
+    return run_python("-m", "reread", *words, **about)
 
 
 def make_once(folder: pytest.TempPathFactory, name: str, build: Callable[[Path], None]) -> Path:

@@ -225,8 +225,9 @@ def test_each_experiment_that_a_page_shows_whole_is_one():
         assert load_experiment("shown", ROOT, content=yaml.safe_load(block)).variants, page
 
 
-def test_the_tutorial_leads_from_its_experiment_to_a_verdict(project):
+def test_the_tutorial_leads_from_its_experiment_to_a_verdict(project, prefect_api):
     """Its commands, one after another, with networks that are trained for two epochs on a few rows."""
+    project = project.using(prefect_api)
     small = {"preprocessing": {"docstrings": {"rows_per_class": 12}}, "training": {"max_epochs": 2}}
     whole, second = yaml_blocks("docs/tutorial.md")
     first_commands, second_commands = map(commands_shown, PAGES["docs/tutorial.md"].split(second))
@@ -239,7 +240,7 @@ def test_the_tutorial_leads_from_its_experiment_to_a_verdict(project):
     def run_all(commands: list[list[str]]) -> str:
         """Return what the last of the commands says."""
         for words in commands:
-            said = project.run(*(["python", "-m", *words] if words[0] == "reread" else words), **who).stdout
+            said = (project.run("python", "-m", *words) if words[0] == "reread" else project.run(*words, **who)).stdout
         return said
 
     said = run_all(first_commands[2:])

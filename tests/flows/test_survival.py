@@ -105,8 +105,8 @@ main(["train", *sys.argv[1:], "--no-cache"])
 """
 
 
-def test_a_retry_of_a_run_that_was_started_afresh_keeps_its_checkpoints(make_project):
-    project = make_project()
+def test_a_retry_of_a_run_that_was_started_afresh_keeps_its_checkpoints(project, prefect_api):
+    project = project.using(prefect_api)
     project.run("python", "-c", FAILS_ONCE, *ARGUMENTS)
     (log,) = project.directory.glob("runs/*/log.txt")
     first, _ = log.read_text().split("resumed after epoch 3")

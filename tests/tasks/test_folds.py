@@ -116,8 +116,8 @@ def test_cross_validation_from_a_table_to_verdicts(project, prefect_api):
     assert "cross-validated" in refused and len(refused.splitlines()) == 1 and not (root / "results/notes").exists()
 
 
-def test_more_folds_than_the_rarest_class_has_rows_are_refused_before_training(project):
-    root = project.directory
+def test_more_folds_than_the_rarest_class_has_rows_are_refused_before_training(project, prefect_api):
+    project, root = project.using(prefect_api), project.directory
     write_notes(root / "notes.csv", rows=30)
     project.run("python", "-m", "reread", "data", "add", "notes.csv")
     (root / "experiments/notes.yaml").write_text(yaml.safe_dump({**EXPERIMENT, "folds": 11}))

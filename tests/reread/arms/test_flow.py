@@ -62,10 +62,10 @@ def test_git_sees_nothing_that_a_flow_leaves_also_in_a_worktree(claim, databases
     assert exclude.read_text() == once
 
 
-def test_without_mlflow_the_verdict_is_given(claim, databases):
+def test_without_mlflow_the_verdict_is_given(claim, prefect_api):
     claim.write(seeds=2)
     (claim.folder / "mlflow.db").write_text("no database")
-    printed, said = claim.run("--flow", "--json")
+    printed, said = claim.run("--flow", "--json", **prefect_api)
     assert '"verdict"' in printed and "is not in MLflow" in said
 
 

@@ -53,6 +53,12 @@ evaluate_on: test
 
 
 @pytest.fixture
+def project(project, prefect_api):
+    """A fresh copy of the project, whose commands share a server of Prefect."""
+    return project.using(prefect_api)
+
+
+@pytest.fixture
 def site(tmp_path, project):
     """The folder of the package my_package, installed by hand, on the path of the project's commands."""
     site = tmp_path / "site"

@@ -323,8 +323,9 @@ main(["run", *sys.argv[1:]])
 """
 
 
-def test_what_a_flow_has_trained_and_prepared_stays_until_it_has_ended(project):
+def test_what_a_flow_has_trained_and_prepared_stays_until_it_has_ended(project, prefect_api):
     """Its runs are no experiment's, its arrays are those of an experiment that was edited since, no lock is held."""
+    project = project.using(prefect_api)
     overrides = ["--set", "training.max_epochs=2", "--variant", "densenet-relu", "--seed", "0"]
     said = project.run("python", "-c", RUN_AND_PRUNE, "--experiment", "tiny", *overrides).stdout
     assert said.count("nothing to remove") == 2 and "report.html" in said

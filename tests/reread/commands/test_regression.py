@@ -34,8 +34,8 @@ def write_films(path, rows=160):
     path.write_text("\n".join(lines) + "\n")
 
 
-def test_a_number_per_row_is_learned_judged_and_predicted(project):
-    root = project.directory
+def test_a_number_per_row_is_learned_judged_and_predicted(project, prefect_api):
+    project, root = project.using(prefect_api), project.directory
     write_films(root / "films.csv")
     added = project.run(
         "python", "-m", "reread", "data", "add", "films.csv", "--label", "score", "--task", "regression"

@@ -51,13 +51,15 @@ def report(root, name):
     return json.loads((root / "reports/topics" / name).read_text())
 
 
-def test_a_try_is_interrupted_finished_and_added_to(project):
-    root = project.directory
+def test_a_try_is_interrupted_finished_and_added_to(project, prefect_api):
+    project, root = project.using(prefect_api), project.directory
     add_topics(root)
     files = root / "experiments/topics-tuning.yaml", root / "experiments/topics.yaml"
+    # Where the tests run in the background, the shell has SIGINT ignored, also by what they start.
     process = subprocess.Popen(
         [sys.executable, *COMMAND, "word-average"],
         cwd=root, env=project.environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )  # fmt: skip
     deadline = time.monotonic() + 300
     while not list(root.glob("runs/*/history.csv")):
@@ -129,18 +131,18 @@ def test_a_dry_run_takes_the_metric_names_the_load_and_writes_nothing(reread, tm
     for wrong, said in (("0", "folds is 0"), ("2", "folds is 2"), ("81", "folds is 81")):
         assert said in reread("try", "topics", "--folds", wrong, "--dry-run", code=2)
     assert "--minutes" in reread("try", "topics", "--folds", "4", "--minutes", "3", code=2)
-    options = "--folds", "4", "--seeds", "3", "--variant", "word-average", "--dry-run"
+    options = "--folds", "3", "--seeds", "2", "--variant", "word-average", "--dry-run"
     said = reread("try", "topics", *options)
-    assert "12 runs (0 to tune, 12 of 3 seeds and 4 folds)" in said and "80 rows, all tested in turn" in said
-    assert "3 seeds decide nothing" in said and "--folds 5" not in said
+    assert "6 runs (0 to tune, 6 of 2 seeds and 3 folds)" in said and "80 rows, all tested in turn" in said
+    assert "2 seeds decide nothing" in said and "--folds 5" not in said
     estimate = json.loads(reread("try", "topics", *options, "--json"))
-    assert (estimate["to_tune"], estimate["to_compare"], estimate["further_seconds"]) == (0, 12, 0)
+    assert (estimate["to_tune"], estimate["to_compare"], estimate["further_seconds"]) == (0, 6, 0)
     assert estimate["files"] == ["experiments/topics-folds.yaml"]
     assert files() == before
 
 
-def test_a_try_by_folds_tunes_nothing_and_tests_all_rows(project):
-    root = project.directory
+def test_a_try_by_folds_tunes_nothing_and_tests_all_rows(project, prefect_api):
+    project, root = project.using(prefect_api), project.directory
     add_topics(root)
     options = "--seeds", "2", "--epochs", "2", "--variant", "word-average"
     refused = project.run("python", "-m", "reread", "try", "topics", "--folds", "41", *options, code=2).stderr

@@ -127,8 +127,8 @@ def digests(root):
     return {str(path.relative_to(root)): sha256_file(path) for path in root.rglob("*.py")}
 
 
-def test_a_new_goal_is_one_file(project):
-    root = project.directory
+def test_a_new_goal_is_one_file(project, prefect_api):
+    project, root = project.using(prefect_api), project.directory
     before = digests(root)
     new = {
         "reread/goals/direction.py": GOAL,

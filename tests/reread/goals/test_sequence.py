@@ -210,7 +210,8 @@ evaluate_on: test
 """
 
 
-def test_a_network_of_sequences_is_trained_and_judged(project):
+def test_a_network_of_sequences_is_trained_and_judged(project, prefect_api):
+    project = project.using(prefect_api)
     new = {
         "models/objectives/places.py": OBJECTIVE,
         "models/bars.py": NETWORK,

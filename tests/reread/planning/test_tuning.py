@@ -225,16 +225,20 @@ def test_jobs_for_each_trial_need_a_grid_of_the_same_variants(tmp_path, monkeypa
         list(plans_of_trials(plan, "search"))
 
 
-def test_a_training_machine_chooses_as_the_report_of_the_tuning_does(project):
+def test_a_training_machine_chooses_as_the_report_of_the_tuning_does(project, prefect_api):
     """Jobs for each trial are written here; tuning, choice and training need no planning; here the report agrees."""
-    root = project.directory
+    project, root = project.using(prefect_api), project.directory
     tiny = yaml.safe_load((root / "experiments/tiny.yaml").read_text())
     names = ("densenet-relu", "densenet-swish")
     away = {
         **tiny,
         "variants": {name: tiny["variants"][name] for name in names},
         "comparisons": tiny["comparisons"][1:],
-        "parameters": {"preprocessing": {"digits": {"rows_per_class": 20}}, "training": {"max_epochs": 2}},
+        "parameters": {
+            "preprocessing": {"digits": {"rows_per_class": 20}},
+            "training": {"max_epochs": 2},
+            "models": {"densenet": {"network": tiny["parameters"]["models"]["densenet"]["network"]}},
+        },
     }
     grid = {"training": {"learning_rate": [1.0e-05, 0.1]}}
     tuning = {"title": "Tune", "tunes": "away", "seeds": [100], "grid": grid}

@@ -6,6 +6,7 @@ import signal
 import sqlite3
 import time
 from pathlib import Path
+from textwrap import dedent
 from types import SimpleNamespace
 
 import pytest
@@ -19,6 +20,7 @@ from reread.storage.locks import run_locked
 from reread.tracking import recording
 from reread.tracking.recording import Tracker, reconcile, settle, unrecorded
 from reread.tracking.runs import Tracking, open_tracking
+from tests.conftest import run_python
 from tests.reread.tracking.comparison import server
 from tests.reread.tracking.examples import (
     Followed,
@@ -360,7 +362,8 @@ def test_every_finished_run_is_recorded_that_mlflow_lacks_for_another_reason(fol
         assert (data.metrics, data.params) == ({before.metrics!r}, {before.params!r}), data
         assert data.tags["git.commit"] == "0123abc" and data.tags["data.dvc.md5"] == "89ef.dir", data.tags
     """
-    assert start(code).communicate() == ("", "")
+    done = run_python("-c", dedent(code), folder=folder)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
 def test_what_cannot_be_recorded_is_named_and_keeps_no_other_waiting(folder, monkeypatch):
@@ -468,10 +471,9 @@ FULL = """
 
 
 def test_a_full_disk_that_mlflow_meets_is_one_line(folder):
-    process = start(FULL)
-    output, errors = process.communicate()
-    assert process.returncode == 0 and errors == "", errors
-    refused, leftovers, line, recorded, ended = output.splitlines()
+    done = run_python("-c", dedent(FULL), folder=folder)
+    assert done.returncode == 0 and done.stderr == "", done.stderr
+    refused, leftovers, line, recorded, ended = done.stdout.splitlines()
     assert "Make room" in refused and "Move that file away" not in refused
     assert leftovers == "[]"
     assert "disk I/O error" in line or "disk is full" in line

@@ -5,6 +5,7 @@ import os
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from textwrap import dedent
 
 import pytest
 
@@ -17,6 +18,7 @@ from reread.storage.source import ROOT
 from reread.tracking.recording import reconcile
 from reread.tracking.runs import MAXIMUM_METRICS, open_tracking
 from reread.tracking.views import TAG, views
+from tests.conftest import run_python
 from tests.reread.tracking import examples
 from tests.reread.tracking.examples import (
     Followed,
@@ -78,9 +80,9 @@ def test_eight_processes_meet_no_database_and_all_finish(folder):
         os.close(start)
         print([os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]) for process in processes])
     """
-    output, errors = start(code).communicate()
-    assert errors == ""
-    *recorded, codes = output.splitlines()
+    done = run_python("-c", dedent(code), folder=folder)
+    assert done.stderr == ""
+    *recorded, codes = done.stdout.splitlines()
     assert codes == str([0] * 8) and len(recorded) == 8 and len(set(recorded)) == 1
     tracking = open_tracking()
     names = [experiment.name for experiment in tracking.client.search_experiments()]
