@@ -103,7 +103,7 @@ SHAPES: dict[str, tuple[Shape, Shape]] = {
 
 @dataclass(frozen=True)
 class World:
-    """What experiments are drawn from; differences, margin and item_deviation in standard deviations of a seed.
+    """The distribution of experiments. Differences, margin and item_deviation are in standard deviations of a seed.
 
     differences: the true difference of each comparison, [K].
     """

@@ -120,7 +120,7 @@ def environment() -> dict[str, Any]:
 
 
 def gpu_values(names: Sequence[str]) -> dict[str, str | None]:
-    """What nvidia-smi says of the current GPU, with units, by the names of its queries; None where it does not run."""
+    """Values of the current GPU by nvidia-smi, with units, by the names of its queries; None where it does not run."""
     query = ["nvidia-smi", f"--query-gpu={','.join(names)}", "--format=csv,noheader"]
     try:
         # nvidia-smi counts all GPUs of the machine, PyTorch those it may see.

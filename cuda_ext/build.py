@@ -126,7 +126,7 @@ def publish(output: Path, nvcc: str, objects: Sequence[Path], about: dict[str, A
 
 
 def remedy(checkout: bool) -> str:
-    """What the user does about a library that is missing or does not fit: of a checkout or of an installed wheel."""
+    """The remedy for a library that is missing or does not fit: of a checkout or of an installed wheel."""
     if checkout:
         return "run `make ext`"
     return "install a wheel of reread-kernels that holds it (`make wheel` in a checkout builds one)"
@@ -276,7 +276,7 @@ def run(arguments: list[str]) -> str:
 
 
 def built() -> dict[str, Any] | None:
-    """What library.json says of the library in ``BUILT``, or metadata.json of the Hub's.
+    """The content of library.json in ``BUILT``, or of the Hub's metadata.json.
 
     None if there is neither, or if library.json is damaged: with it the library is as good as not built.
     """
@@ -290,7 +290,7 @@ def built() -> dict[str, Any] | None:
 
 
 def built_for_the_hub(folder: Path) -> dict[str, Any]:
-    """What metadata.json says of the library in a package that Hugging Face's kernel-builder built (hub.py)."""
+    """The metadata.json of a package that Hugging Face's kernel-builder built (hub.py), as library.json has it."""
     metadata = json.loads((folder / "metadata.json").read_text(encoding="utf-8"))
     # "9.0a", "10.0+PTX"
     gpus = sorted([*map(int, re.findall(r"\d+", gpu)), "+PTX" in gpu] for gpu in metadata["backend"]["archs"])

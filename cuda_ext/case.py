@@ -1,4 +1,4 @@
-"""What a kernel's folder tells the benchmark: one case is one operation on inputs of one shape and dtype."""
+"""The cases that a kernel's folder gives the benchmark: each is one operation on inputs of one shape and dtype."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass

@@ -27,7 +27,7 @@ BUSY = 0.9  # the share of a core below which other work slows a process down
 
 @dataclass(frozen=True)
 class Measurement:
-    """What was timed of one job, in seconds on the clock.
+    """Times of one job, in seconds on the clock.
 
     steps: of each training step, with the loading of its batch; steps_per_epoch: of a whole epoch; validated: of one
     row of validation; saved: of a checkpoint; rows: of the splits train, validation and test; share: of the cores that

@@ -20,7 +20,7 @@ def commit() -> dict[str, Any]:
 
 
 def described(machine: Mapping[str, Any], threads: int) -> dict[str, Any]:
-    """What the report says of how it was run; what a machine has not, such as CUDA, is left out."""
+    """The report's lines on how it was run; what a machine has not, such as CUDA, is left out."""
     about = {name: value for name, value in machine.items() if value is not None}
     if "cuda" not in about:
         about["device"] = f"CPU, {about['device']}"

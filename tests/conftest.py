@@ -1,4 +1,4 @@
-"""What tests share: a copy of the project that a test may run, edit and break, and the means to run a command in it."""
+"""The parts that tests share: a copy of the project to run, edit and break, and the means to run a command in it."""
 
 import compileall
 import contextlib

@@ -84,7 +84,7 @@ def modified(project) -> dict[str, float]:
 
 
 def determined(folder: Path) -> dict[str, str]:
-    """What parameters, data and source determine in a report: all but its name, times and what shows or lists them."""
+    """The parts of a report that parameters, data and source determine: all but name, times and what shows them."""
     return {
         path.name: re.sub(rf'"(experiment|name)": "{folder.name}"', r'"\1": ""', path.read_text())
         for path in folder.iterdir()

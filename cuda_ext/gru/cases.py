@@ -82,7 +82,7 @@ SMALL = (
 
 
 class _Prepared:
-    """What a user would have at hand on the host for one batch, by its lengths' identity: made once, not timed."""
+    """Tensors that a user would have at hand for one batch, by its lengths' identity: made once, not timed."""
 
     def __init__(self) -> None:
         self._by_identity: dict[int, tuple[Any, ...]] = {}

@@ -164,7 +164,7 @@ class Recurrence(nn.Module):
 
 
 class BidirectionalRecurrence(BidirectionalGRU):
-    """What ``BidirectionalGRU`` is, of the named cell; its state dict fits ``gru``."""
+    """A ``BidirectionalGRU`` of the named cell; its state dict fits ``gru``."""
 
     forwards: Recurrence
     backwards: Recurrence

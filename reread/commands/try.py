@@ -52,7 +52,7 @@ EXAMPLES = {"text": "'a text of yours'", "image": "IMAGE.png"}
 
 @dataclass(frozen=True)
 class Outlook:
-    """What a try will do. files: the experiments that it writes; to_tune, to_compare: runs that are not finished;
+    """The work of a try. files: the experiments that it writes; to_tune, to_compare: runs that are not finished;
     seconds: what these take here; further_seconds: how much longer tuning may go on; smallest_difference: what the
     test rows can show, None where the goal's metrics are no shares of rows."""
 

@@ -1,4 +1,4 @@
-"""What a report says first, on its page and in the terminal: each claim's verdict, what to use, and warnings."""
+"""The head of a report, on its page and in the terminal: each claim's verdict, the recommendation, and warnings."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any

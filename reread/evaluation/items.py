@@ -86,7 +86,7 @@ def write_items(path: Path, data_sets: Mapping[str, DataSet], arrays: Mapping[st
 
 @dataclass(frozen=True)
 class Recomputed:
-    """What the published items give for a comparison: both sides' scores by seed, and what the choice of items leaves.
+    """A comparison from published items: both sides' scores by seed, and the error that the choice of items leaves.
 
     A baseline and a published figure have one score and no seed. A baseline of cross-validation has one per seed.
     """

@@ -84,7 +84,7 @@ class Metric:
 
 @dataclass(frozen=True, kw_only=True)
 class Goal:
-    """What a task means for targets, predictions and metrics.
+    """The meaning of a task for targets, predictions and metrics.
 
     metrics: those of a whole split; the first chooses checkpoints, trials, seeds and champions.
     given: those that predictions do not have: scores of `reread judge` alone give their statistics.

@@ -1,4 +1,4 @@
-"""What goals that predict classes share: their metrics, and how predictions are kept beside results.
+"""The parts that goals of classes share: their metrics, and how predictions are kept beside results.
 
 A comparison's metric is one of the whole split, or recall, precision, f1 or auroc of one class: "recall:CLASS".
 

@@ -1,4 +1,4 @@
-"""What can be refused or warned of at the entrance, from the experiment's files alone: torch is not imported."""
+"""Checks at the entrance, from the experiment's files alone: torch is not imported."""
 
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any

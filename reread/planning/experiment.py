@@ -102,7 +102,7 @@ class Design:
 
     @property
     def alpha_of_a_look(self) -> float:
-        """What may be spent at this look: alpha, or half of it where a second look was declared (RULE)."""
+        """The alpha of this look: half of it where a second look was declared (RULE)."""
         return self.alpha if self.second_look is None else self.alpha / 2
 
     def design(self) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""What a tuning experiment chose for each variant and left open, and where the experiment that it tuned differs."""
+"""The choices of a tuning experiment, what they leave open, and where the experiment that it tuned differs."""
 
 import json
 import math

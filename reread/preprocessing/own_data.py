@@ -87,7 +87,7 @@ LEFT_OUT_MISSING = "whose label is a missing value (if {} is a class, rename it 
 
 @dataclass
 class _Scan:
-    """What the first reading knows of each row that is kept: N of each."""
+    """The first reading's record of each row that is kept: N of each."""
 
     classes: Counter[str] = field(default_factory=Counter)
     number: "array[int]" = field(default_factory=lambda: array("q"))
@@ -628,7 +628,7 @@ def _kept_rows(
 
 
 class _Census:
-    """What the last reading knows of the rows that are kept.
+    """The last reading's record of the rows that are kept.
 
     counts: int64 [K, 3], rows of each class in train, validation and test; split uint8 [N]; the rest bytes per row.
     """

@@ -1,4 +1,4 @@
-"""What params.yaml may have under ``preprocessing: NAME``: the Settings of the data set's kind
+"""The entries of params.yaml under ``preprocessing: NAME``: the Settings of the data set's kind
 (reread/kinds/KIND.py)."""
 
 from collections.abc import Mapping

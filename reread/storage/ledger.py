@@ -67,7 +67,7 @@ class SplitRead:
 
     @property
     def read(self) -> tuple[Any, ...]:
-        """What is read, and by whom: equal for entries of which one is enough."""
+        """The identity of a read: equal for entries of which one is enough."""
         return self.reader, self.plan, tuple(sorted(self.data.items()))
 
     def line(self) -> str:
@@ -77,7 +77,7 @@ class SplitRead:
 
     @property
     def note(self) -> str:
-        """What a list of reads says beside ``changed``."""
+        """The note in a list of reads beside ``changed``."""
         folds = f" (each row in turn, by {self.folds} folds)" if self.folds else ""
         return folds + (f" (added afterwards: {self.added})" if self.added else "")
 

@@ -131,7 +131,7 @@ def recurrences(layer: BidirectionalGRU) -> tuple[Recurrence, Recurrence]:
 def drawn_sequences(
     network: HierarchicalAttentionNetwork, prepared: Prepared, level: str, count: int, steps: int
 ) -> Tensor:
-    """What the level's GRU reads at the first ``steps`` steps of ``count`` sentences (documents) that have as many,
+    """The input of the level's GRU at the first ``steps`` steps of ``count`` sentences (documents) that have as many,
     drawn by chance and the same each time: float64 [at most count, T, I]."""
     generator = np.random.default_rng(2)
     word_counts = np.asarray(prepared.arrays["word_counts"])

@@ -1,4 +1,4 @@
-"""What MLflow keeps of a run, a variant and an evaluation: parameters, tags and metrics, from their files."""
+"""Parameters, tags and metrics that MLflow keeps of a run, a variant and an evaluation, from their files."""
 
 import json
 import math

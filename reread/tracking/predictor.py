@@ -1,4 +1,4 @@
-"""What answers for a packed model: it reads a request, and gives one row of answers per row of the request.
+"""The predictor of a packed model: it reads a request, and gives one row of answers per row of the request.
 
 It needs no MLflow. reread/tracking/served_model.py and reread/tracking/served_baseline.py are its form for MLflow, and
 reread.tracking.registry.load_model uses it directly.

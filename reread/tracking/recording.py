@@ -113,7 +113,7 @@ class Tracker(contextlib.AbstractContextManager["Tracker"]):
 
 @dataclass
 class Settled:
-    """What was put right: ``recorded``, the names of runs and reports; ``closed``, the status of runs by their id.
+    """Result of ``reconcile``: ``recorded``, names of runs and reports; ``closed``, the status of runs by their id.
 
     left: why something was not recorded, by its file or folder.
     """

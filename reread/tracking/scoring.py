@@ -56,7 +56,7 @@ class Predictions(BaseModel):
 
 
 class About(Model):
-    """What the model reads and gives, and its card as Markdown."""
+    """The input and output of a model, and its card as Markdown."""
 
     kind: str
     task: str

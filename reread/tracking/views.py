@@ -1,4 +1,4 @@
-"""What MLflow's page of an experiment opens with: the columns that matter, and charts by variant.
+"""The view that MLflow's page of an experiment opens with: the columns that matter, and charts by variant.
 
 MLflow keeps the state of a page in a tag of the experiment (``mlflow.sharedViewState.KEY``, its "Share" button), and an
 address with ``viewStateShareKey=KEY`` opens it. The names below are those of MLflow's page, version 3.

@@ -105,7 +105,7 @@ class Snapshot:
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """What is kept of a run in ``directory``: the objects are read from and written to in place.
+    """The checkpoints of a run in ``directory``: the objects are read from and written to in place.
 
     writes: whether resuming may write and print; one of several processes alone does. writer: of what is saved.
     """

@@ -61,7 +61,7 @@ class Settings:
 
 @dataclass(frozen=True)
 class TrainingJob:
-    """What training needs of a job file (reread/storage/job.py), its paths relative to the current folder."""
+    """The part of a job file (reread/storage/job.py) that training needs, its paths relative to the current folder."""
 
     run_key: str
     variant: str

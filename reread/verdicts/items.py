@@ -35,7 +35,7 @@ MANY = 10**6
 
 @dataclass(frozen=True)
 class Items:
-    """What the choice of test items leaves: its standard error, and how many items or groups of items are drawn.
+    """The choice of test items: its standard error, and how many items or groups of items are drawn.
 
     count: of the items; units: of what is drawn, equal to ``count`` where each item is drawn alone.
     """

@@ -1,4 +1,4 @@
-"""What padding costs: how much of what each way reads is padding, and which steps are timed."""
+"""The cost of padding: how much of what each way reads is padding, and which steps are timed."""
 
 import json
 import shutil

@@ -1,4 +1,4 @@
-"""What every kernel must hold to on a GPU, whatever it computes: called from the tests of each.
+"""Rules for every kernel on a GPU, whatever it computes: called from the tests of each.
 
 ``function`` takes ``inputs``, tensors on the GPU, and returns a tensor or a tuple of tensors.
 """

@@ -228,7 +228,7 @@ def test_a_large_outlier_does_not_ruin_batch_norm_s_variance(row, dtype):
 
 
 def without_one(x, row, variance):
-    """What a row leaves of the variance: its own share is known."""
+    """The share of the variance that a row leaves: its own share is known."""
     return variance.double() - (x[row].double() - x.double().mean(0)) ** 2 / (len(x) - 1)
 
 

@@ -49,7 +49,7 @@ def test_the_loop_that_is_compiled_is_nn_gru(bidirectional):
 
 
 def as_documented(x, hidden, *parameters_and_starts, compute_dtype, input_precision):
-    """What the docstring of TorchRL's gru_triton says."""
+    """As the docstring of TorchRL's gru_triton has it."""
     *parameters, is_init = parameters_and_starts
     state, states = hidden[:, 0], []
     for t, start in enumerate(is_init.unbind(1)):

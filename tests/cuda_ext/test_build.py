@@ -307,7 +307,7 @@ def test_an_operation_that_needs_more_shared_memory_than_the_gpu_has_runs_its_re
 
 
 def of_device(device, dtype=torch.float32):
-    """What ``kernel`` looks at of a tensor on a GPU, where there may be none."""
+    """The attributes of a tensor on a GPU that ``kernel`` reads, where there may be no GPU."""
     return SimpleNamespace(device=device, dtype=dtype)
 
 

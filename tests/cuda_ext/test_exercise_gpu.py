@@ -1,4 +1,4 @@
-"""What compute-sanitizer watches: every kernel of the sources."""
+"""The exercise that compute-sanitizer watches: every kernel of the sources."""
 
 import re
 

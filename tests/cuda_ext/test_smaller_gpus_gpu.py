@@ -1,4 +1,4 @@
-"""What GPUs with less shared memory per block run, shown by a limit on this one."""
+"""Kernels of GPUs with less shared memory per block, run by a limit on this one."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""What the tests of the examples share."""
+"""The parts that tests of the examples share."""
 
 import os
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What a deployment's page shows of a flow: the names of its runs, its parameters, and why it failed."""
+"""A deployment's page of a flow: the names of its runs, its parameters, and why it failed."""
 
 import pytest
 from prefect.context import FlowRunContext

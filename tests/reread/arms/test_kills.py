@@ -1,4 +1,4 @@
-"""What is left of a command that is killed, or whose reread is, and of two that make the same runs."""
+"""The remains of a command that is killed, or whose reread is, and of two that make the same runs."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""What is refused before anything runs, in one line, and how a command is filled in."""
+"""Refusals before anything runs, in one line, and how a command is filled in."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""What augmentations do to images, and how often."""
+"""The effect of augmentations on images, and how often."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""What `make doctor` reports of a machine, each check in a folder or with a PATH made for it."""
+"""The report of `make doctor` on a machine, each check in a folder or with a PATH made for it."""
 
 import ast
 import json

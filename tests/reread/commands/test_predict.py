@@ -58,7 +58,7 @@ class Folder:
     directory: Path
 
     def predict(self, *arguments: str, given: bytes = b"", code: int = 0) -> str:
-        """What the command says on stdout; where it is refused, on stderr."""
+        """The command's stdout; where it is refused, its stderr."""
         done = run_reread("predict", *arguments, folder=self.directory, given=given)
         assert done.returncode == code, done.stderr
         return done.stderr if code else done.stdout
@@ -207,7 +207,7 @@ def test_a_program_reads_all_of_an_answer(folder):
 
 
 def said_here(monkeypatch, capsys, folder: Path, *arguments: str, given: bytes = b"", code: int = 0) -> str:
-    """What the command says, run in this process: on stdout or, where it is refused, its one line on stderr."""
+    """The output of the command, run in this process: stdout or, where it is refused, its one line on stderr."""
     monkeypatch.chdir(folder)
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(given)))

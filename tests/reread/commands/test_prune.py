@@ -1,4 +1,4 @@
-"""What prune finds, and what it leaves alone."""
+"""The files that prune finds, and those that it leaves alone."""
 
 import json
 import os

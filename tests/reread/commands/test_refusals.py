@@ -1,4 +1,4 @@
-"""What a user gets wrong: one line that names it, exit code 2, and nothing is written or started."""
+"""Mistakes of a user: one line that names each, exit code 2, and nothing is written or started."""
 
 import shutil
 

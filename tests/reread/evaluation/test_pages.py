@@ -101,7 +101,7 @@ def sort_and_filter(driver):
 
 
 def tooltip(driver, name, word) -> str:
-    """What pointing at a chart shows that has a word, near its middle first; empty where nothing has it."""
+    """The tooltip of a chart at a point that has a word, near its middle first; empty where nothing has it."""
     chart = driver.find_element(By.CSS_SELECTOR, f'[data-chart="chart-{name}"] canvas')
     driver.execute_script("arguments[0].scrollIntoView({block: 'center'})", chart)
     place = driver.execute_script("return arguments[0].getBoundingClientRect()", chart)

@@ -1,4 +1,4 @@
-"""What is said at the entrance: too few seeds and wrong names, without torch, Prefect or scipy."""
+"""Warnings and refusals at the entrance: too few seeds and wrong names, without torch, Prefect or scipy."""
 
 import re
 import shutil

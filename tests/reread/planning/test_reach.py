@@ -1,4 +1,4 @@
-"""What verdicts a plan can reach: its rows, what its tuning saw, and the claims of the default experiment."""
+"""The verdicts that a plan can reach: its rows, what its tuning saw, and the claims of the default experiment."""
 
 import json
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""What a tuning chose, beside the settings of the experiment that it tuned, and jobs for each of its trials."""
+"""The choices of a tuning, beside the settings of the experiment that it tuned, and jobs for each of its trials."""
 
 import dataclasses
 import json

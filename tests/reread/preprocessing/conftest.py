@@ -1,4 +1,4 @@
-"""What the tests of preparing share: corpora made by hand."""
+"""The parts that tests of preparing share: corpora made by hand."""
 
 import hashlib
 import json

@@ -1,4 +1,4 @@
-"""What ``add_data_set`` takes, and what it refuses before anything is written."""
+"""Data that ``add_data_set`` takes, and data that it refuses before anything is written."""
 
 from dataclasses import replace
 from pathlib import Path

@@ -44,7 +44,7 @@ def test_the_same_arrays_give_the_same_bytes(corpus):
 
 
 def test_no_word_is_a_neighbour_across_the_end_of_a_sentence(corpus, monkeypatch):
-    """What gensim is given, sentence by sentence, whatever the number of documents read at a time."""
+    """The sentences that gensim is given, whatever the number of documents read at a time."""
     from reread.preprocessing import word_vectors
 
     monkeypatch.setattr(word_vectors, "DOCUMENTS_AT_A_TIME", 7)

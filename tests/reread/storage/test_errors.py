@@ -1,4 +1,4 @@
-"""What a command does with what goes wrong in it."""
+"""A command's exit code and message where something goes wrong in it."""
 
 import errno
 

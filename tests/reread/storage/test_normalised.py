@@ -1,4 +1,4 @@
-"""What source is parsed into is kept between processes, and taken for that source alone."""
+"""Parsed source is kept between processes, and taken for that source alone."""
 
 import functools
 import json

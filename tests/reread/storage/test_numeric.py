@@ -33,8 +33,7 @@ def checkout(tmp_path) -> Path:
 
 
 def after(checkout: Path, old: str, new: str) -> list[str]:
-    """What a process prints that runs while reread/goals/classification.py is edited: a digest before it, and two after
-    it."""
+    """The output of a process while reread/goals/classification.py is edited: a digest before that, and two after."""
     path = checkout / "reread/goals/classification.py"
     with subprocess.Popen(
         [sys.executable, "-c", PROGRAM],

@@ -1,4 +1,4 @@
-"""What attended words are worth: what is removed, that a document never gets empty, and the evidence of the study."""
+"""The worth of attended words: what is removed, that a document never gets empty, and the evidence of the study."""
 
 import json
 import shutil

@@ -51,7 +51,7 @@ def run_of(tracking, job: Job):
 
 
 def content(tracking, run) -> tuple:
-    """What MLflow has of a run, without what is of its seed and of its times."""
+    """MLflow's record of a run, without its seed and its times."""
     seeds = {"seed", "run_key", "mlflow.runName", "mlflow.note.content", "mlflow.source.name"}
     parts = [{name: kept[name] for name in kept.keys() - seeds} for kept in (run.data.params, run.data.tags)]
     metrics = {

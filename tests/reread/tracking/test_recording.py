@@ -1,4 +1,4 @@
-"""What MLflow could not take while it was away is recorded once it is back: real servers and processes, killed."""
+"""Runs that MLflow missed while it was away are recorded once it is back: real servers and processes, killed."""
 
 import json
 import shutil

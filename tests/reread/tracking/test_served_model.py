@@ -68,7 +68,7 @@ def kept_files(tracking, data: str, version: str) -> Path:
 
 
 def answer_elsewhere(folder: Path, uri: str, model_uri: str, given) -> list[dict]:
-    """What the model answers in a fresh process that knows nothing of the project, with pickle disabled."""
+    """The model's answer in a fresh process that knows nothing of the project, with pickle disabled."""
     elsewhere = folder / "elsewhere"
     elsewhere.mkdir()
     (elsewhere / "given.json").write_text(json.dumps(given))

@@ -1,4 +1,4 @@
-"""What MLflow remembers: on a real sqlite database, from several real processes."""
+"""MLflow's records: on a real sqlite database, from several real processes."""
 
 import json
 import os

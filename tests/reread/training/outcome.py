@@ -1,4 +1,4 @@
-"""What two runs that train the same have in common, byte for byte."""
+"""The files that two runs that train the same have in common, byte for byte."""
 
 from pathlib import Path
 

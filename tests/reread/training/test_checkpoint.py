@@ -1,4 +1,4 @@
-"""What a checkpoint keeps of an optimiser, and that a writer in the background writes what one at once does."""
+"""The state of an optimiser in a checkpoint; a writer in the background writes what one at once does."""
 
 import dataclasses
 import json

@@ -24,7 +24,7 @@ pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(),
 
 @pytest.fixture(autouse=True)
 def restored():
-    """What a run sets for its whole process."""
+    """The settings of a run for its whole process."""
     yield
     torch.use_deterministic_algorithms(False)
 

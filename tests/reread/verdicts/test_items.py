@@ -1,4 +1,4 @@
-"""What the choice of items leaves, and Student's test that counts it."""
+"""The error that the choice of items leaves, and Student's test that counts it."""
 
 import math
 

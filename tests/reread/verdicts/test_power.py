@@ -1,4 +1,4 @@
-"""What a design can decide: against simulation, by hand, and on the numbers of a tuning."""
+"""The claims that a design can decide: against simulation, by hand, and on the numbers of a tuning."""
 
 import dataclasses
 import math
