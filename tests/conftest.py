@@ -236,7 +236,7 @@ def run_python(
     """
     usual = clean_environment()
     variables = {**usual, "PYTHONPATH": str(ROOT), **environment}
-    return forks.run([*map(str, words)], folder, variables, usual, given=given)
+    return forks.run(list(map(str, words)), folder, variables, usual, given=given)
 
 
 def run_reread(*words: Path | str, **about: Any) -> subprocess.CompletedProcess[str]:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from reread.storage.errors import InputError
-from tests.conftest import ROOT, Project, clean_environment
+from tests.conftest import run_python
 from tests.golden.data import WRITERS
 
 
@@ -34,8 +34,9 @@ def machine(tmp_path_factory) -> Path:
 
 
 def call(folder: Path, module: str, *arguments: str) -> subprocess.CompletedProcess:
-    environment = {**clean_environment(), "PYTHONPATH": str(ROOT)}
-    return Project(folder, environment).run("python", "-m", module, *arguments)
+    done = run_python("-m", module, *arguments, folder=folder)
+    assert done.returncode == 0, done.stderr
+    return done
 
 
 def pack(folder: Path, *arguments: str) -> list[str]:

@@ -13,7 +13,7 @@ from reread.preprocessing.prepare import prepare
 from reread.preprocessing.text import mark_sentences, number, segment
 from reread.preprocessing.vocabulary import WordCounts
 from reread.storage.errors import InputError
-from tests.conftest import ROOT, Project, clean_environment
+from tests.conftest import run_python
 
 TEXTS = [
     "One sentence. Another one, e.g. this!",
@@ -150,10 +150,11 @@ print(tracemalloc.get_traced_memory()[1])
 
 def test_memory_does_not_grow_with_the_corpus(corpus_of):
     documents = random_rows(2000)
-    project = Project(Path.cwd(), {**clean_environment(), "PYTHONPATH": str(ROOT)})
     peaks, sizes = [], []
     for times in (10, 50):
         corpus_of([{**document, "id": f"{document['id']}-{time}"} for time in range(times) for document in documents])
-        peaks.append(int(project.run("python", "-c", PEAK).stdout))
+        done = run_python("-c", PEAK, folder=Path.cwd())
+        assert done.returncode == 0, done.stderr
+        peaks.append(int(done.stdout))
         sizes.append(Path("data/corpus/documents.jsonl").stat().st_size)
     assert peaks[1] - peaks[0] < 0.25 * (sizes[1] - sizes[0]), (peaks, sizes)
