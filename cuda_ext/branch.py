@@ -23,7 +23,7 @@ class Branch:
         # Until the join they keep what they read: memory that is freed is given away on the first stream.
         self._running: list[Callable[[], object]] = []
         # Gradients wait for the end of a step's backward pass alone: of any other one they are asked for, not added.
-        self._of_step = False
+        self._in_backward = False
         self._waiting: list[tuple[Tensor, Tensor]] = []
 
     def __call__(self, function: Callable[[], Result]) -> Result:
@@ -48,11 +48,11 @@ class Branch:
     def begin_backward(self) -> None:
         """Join, and let the gradients of parameters wait for the end of the block from here on."""
         self.join()
-        self._of_step = True
+        self._in_backward = True
 
     def await_prepared(self) -> None:
         """Let a backward pass wait for what its forward pass has prepared; that of a step begins with it."""
-        if not self._of_step:
+        if not self._in_backward:
             self.join()
 
     def gradients(self, parameters: Sequence[Tensor], results: Sequence[Tensor]) -> list[Tensor | None]:
@@ -63,7 +63,7 @@ class Branch:
         """
         hooks = ("_backward_hooks", "_post_accumulate_grad_hooks")
         added = all(tensor.is_leaf and not any(getattr(tensor, hook) for hook in hooks) for tensor in parameters)
-        if self._of_step and added and not torch.is_grad_enabled():
+        if self._in_backward and added and not torch.is_grad_enabled():
             self._waiting += [pair for pair in zip(parameters, results, strict=True) if pair[0].requires_grad]
             return [None] * len(results)
         self.join()
@@ -76,7 +76,7 @@ class Branch:
             for parameter, gradient in self._waiting:
                 parameter.grad = gradient if parameter.grad is None else parameter.grad.add_(gradient)
         self._waiting.clear()
-        self._of_step = False
+        self._in_backward = False
 
 
 @contextmanager

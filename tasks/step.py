@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def _may_pass(_task: Any, _task_run: Any, state: Any) -> bool:
-    """Retry named passing errors alone: never out-of-memory, never a hash that does not match."""
+    """Retry transient errors alone: never out-of-memory, never a hash that does not match."""
     failure = state.result(raise_on_failure=False)
     return isinstance(failure, TransientError | ConnectionError)
 

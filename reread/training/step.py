@@ -152,12 +152,12 @@ class Step:
     def _adversarial(self, inputs: tuple[Tensor, ...], target: Tensor) -> tuple[Tensor, Tensor]:
         """Return scores and loss at the unperturbed words; the gradient is that of the losses at both."""
         tokens, word_counts, _ = inputs
-        places = PerturbedEmbedding(self.words, tokens)  # type: ignore[arg-type]
-        vectors = places.vectors()
+        perturbed = PerturbedEmbedding(self.words, tokens)  # type: ignore[arg-type]
+        vectors = perturbed.vectors()
         vectors.retain_grad()
-        with places.override_embedding(vectors):
-            outcome = self._backward((places.numbers, *inputs[1:]), target)
+        with perturbed.override_embedding(vectors):
+            outcome = self._backward((perturbed.numbers, *inputs[1:]), target)
         perturbation = worst_perturbation(vectors.grad, tokens, word_counts, self.settings.adversarial_epsilon)  # type: ignore[arg-type]
-        with places.override_embedding(places.vectors() + perturbation):
-            self._backward((places.numbers, *inputs[1:]), target)
+        with perturbed.override_embedding(perturbed.vectors() + perturbation):
+            self._backward((perturbed.numbers, *inputs[1:]), target)
         return outcome

@@ -150,7 +150,7 @@ def test_a_server_that_does_not_come_up_or_answer_is_reported_in_one_line(projec
     assert project.processes() == {}
 
 
-def test_a_server_that_ends_on_a_full_disk_is_no_passing_error(tmp_path, monkeypatch):
+def test_a_server_that_ends_on_a_full_disk_is_no_transient_error(tmp_path, monkeypatch):
     server = Server("Prefect", [], {}, log=tmp_path / "prefect.log")
     failure = Servers()._failure(server, "has ended with exit code 3")
     assert isinstance(failure, ServerFailed) and str(failure).endswith("prefect.log")

@@ -109,7 +109,7 @@ def test_what_the_server_answers_decides_whether_to_try_again(tmp_path, server, 
         download(archive, tmp_path)
 
 
-def test_a_server_that_is_not_there_is_a_passing_error(tmp_path, server, archive):
+def test_a_server_that_is_not_there_is_a_transient_error(tmp_path, server, archive):
     server.shutdown()
     server.server_close()
     with pytest.raises(TransientError, match="cannot be fetched .*refused"):

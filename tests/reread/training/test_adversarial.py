@@ -36,9 +36,9 @@ def build(model, settings, prepared):
 def test_a_network_reads_the_table_as_it_reads_its_words(prepared, model, settings, ragged):
     network = build(model, settings, prepared)
     inputs = collation.inputs(prepared, prepared.rows("train"), ragged=ragged)
-    places = PerturbedEmbedding(word_embedding(network, "adversarial_epsilon", 0), inputs[0])
-    with places.override_embedding(places.vectors()):
-        logits = network(places.numbers, *inputs[1:])
+    perturbed = PerturbedEmbedding(word_embedding(network, "adversarial_epsilon", 0), inputs[0])
+    with perturbed.override_embedding(perturbed.vectors()):
+        logits = network(perturbed.numbers, *inputs[1:])
     assert torch.equal(logits, network(*inputs))
 
 
