@@ -1,4 +1,4 @@
-"""Show where a training step's time goes, kernel by kernel: ``python -m benchmarks.profile han|densenet``, on a GPU.
+"""Show where a training step's time goes, kernel by kernel: ``python -m benchmarks.profile NETWORK``, on a GPU.
 
 The step is the one that ``benchmarks.han`` or ``benchmarks.densenet`` times, with kernels and a CUDA graph; ``--peer``
 profiles their plain PyTorch step. torch.profiler records each kernel's time on the GPU. The table has one row per
@@ -20,8 +20,9 @@ from cuda_ext import bench
 from reread.storage.errors import InputError, command
 from reread.storage.files import write_json
 
-NAMES = ("han", "densenet")
-BATCH = {"han": 64, "densenet": 512}
+# Name here: that of benchmarks.densenet.
+DENSENETS = {"densenet": "DenseNet-BC-100-12", "densenet-121": "DenseNet-121"}
+BATCH = {"han": 64, "densenet": 512, "densenet-121": 128}
 STEPS = 20
 ROWS = 40
 LONGEST_NAME = 90
@@ -29,8 +30,8 @@ LONGEST_NAME = 90
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.profile", description="Profile a step by kernel.")
-    parser.add_argument("network", choices=NAMES)
-    default = ", ".join(f"{BATCH[name]} for {name}" for name in NAMES)
+    parser.add_argument("network", choices=BATCH)
+    default = ", ".join(f"{batch} for {name}" for name, batch in BATCH.items())
     parser.add_argument("--batch", type=int, help=f"documents or images of the step (default: {default})")
     parser.add_argument("--amp", choices=han.AMPS, default="bf16", help="precision of HAN's step (default: bf16)")
     parser.add_argument("--peer", action="store_true", help="the plain PyTorch step in a CUDA graph")
@@ -59,8 +60,8 @@ def main() -> None:
 
 def steps_of(network: str, batch: int, amp: str, peer: bool) -> Callable[[], object]:
     """Return the step to profile, warmed up and captured."""
-    if network == "densenet":
-        name = "DenseNet-BC-100-12"
+    if network in DENSENETS:
+        name = DENSENETS[network]
         built = densenet.torchvision_network(name) if peer else densenet.network(name)
         return densenet.training_step(built, *densenet.batch(name, batch), captured=True)
     torch.manual_seed(0)
