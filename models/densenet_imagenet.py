@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from models.activations import make_activation
 from models.layers.dense import Composite, DenseLayer, ImageClassifier
+from models.layers.max_pooling import MaxPool2d
 from reread.storage.errors import InputError
 from reread.storage.files import sha256_file
 from reread.storage.settings import OneOf, Range, Tagged, tagged
@@ -86,7 +87,7 @@ class DenseNet(ImageClassifier):
             nn.Conv2d(channels, width, 7, stride=2, padding=3, bias=False),
             nn.BatchNorm2d(width),
             make_activation(activation, width),
-            nn.MaxPool2d(3, stride=2, padding=1),
+            MaxPool2d(3),
         ]
         for block, layers in enumerate(LAYERS[settings.depth]):
             if block:

@@ -64,6 +64,7 @@ CASES = {
         "patch_convolution",
     ),
     "max_pool2d": (max_pool2d, [(2, 3, 4, 5)], "max_pool2d"),
+    "max_pool2d of windows of 3 x 3": (lambda x: max_pool2d(x, 3), [(2, 3, 4, 5)], "max_pool2d"),
     "cross_entropy": (lambda x: cross_entropy(x, LABELS, 0.1), [(3, 4)], "cross_entropy"),
     "dense_block": (block, [(2, 3, 4, 4), (3,), (8,), (3,), (8,), (8, 3, 1, 1), (4, 8, 3, 3)], "dense_block"),
     "embedding": (lambda table: embedding(table, TOKENS, padding=0), [(5, 4)], "embedding"),
@@ -116,13 +117,14 @@ def test_export_keeps_it_one_operation_for_any_batch(name):
         assert torch.equal(exported.module()(*inputs), module(*inputs))
 
 
-def test_one_graph_pools_images_of_any_size_in_both_passes():
+@pytest.mark.parametrize("window", [2, 3])
+def test_one_graph_pools_images_of_any_size_in_both_passes(window):
     torch._dynamo.reset()
     counter = CompileCounterWithBackend("aot_eager")
-    compiled = torch.compile(max_pool2d, fullgraph=True, dynamic=True, backend=counter)
+    compiled = torch.compile(lambda x: max_pool2d(x, window), fullgraph=True, dynamic=True, backend=counter)
     for size in (4, 5, 7, 8):
         x = torch.randn(size, 3, size, size + 1, requires_grad=True)
-        y = max_pool2d(x)
+        y = max_pool2d(x, window)
         expected = torch.autograd.grad(y, x, torch.ones_like(y))
         torch.testing.assert_close(torch.autograd.grad(compiled(x), x, torch.ones_like(y)), expected)
     assert counter.frame_count == 1
