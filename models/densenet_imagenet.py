@@ -3,7 +3,8 @@
 Source: Huang et al., Densely Connected Convolutional Networks, CVPR 2017, table 1: a 7x7 convolution and a 3x3
 maximum, each of stride 2, bottlenecks of 4 growth_rate channels, transitions that keep half of the channels. With 1000
 classes the depths 121, 161, 169 and 201 have 7,978,856, 28,681,000, 14,149,480 and 20,013,928 parameters, as
-torchvision's. Weights in torchvision's names load by ``from_torchvision`` and give the same logits.
+torchvision's. Weights in torchvision's names load by ``from_torchvision`` and give the same logits. In half precision
+on a GPU the 7x7 convolution is computed in another form (models/layers/stem.py).
 
 CheXNet (Rajpurkar et al., arXiv 1711.05225, 2017) is depth 121 that begins with weights of ImageNet.
 
@@ -22,6 +23,7 @@ from torch import Tensor, nn
 from models.activations import make_activation
 from models.layers.dense import Composite, DenseLayer, ImageClassifier
 from models.layers.max_pooling import MaxPool2d
+from models.layers.stem import Stem
 from reread.storage.errors import InputError
 from reread.storage.files import sha256_file
 from reread.storage.settings import OneOf, Range, Tagged, tagged
@@ -84,7 +86,7 @@ class DenseNet(ImageClassifier):
         growth, activation = settings.growth_rate, settings.activation
         width = 2 * growth
         body: list[nn.Module] = [
-            nn.Conv2d(channels, width, 7, stride=2, padding=3, bias=False),
+            Stem(channels, width),
             nn.BatchNorm2d(width),
             make_activation(activation, width),
             MaxPool2d(3),
