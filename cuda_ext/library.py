@@ -139,6 +139,20 @@ def runs_on(architectures: Sequence[Sequence[int]], ptx: Sequence[int], capabili
     return served or tuple(ptx) <= capability
 
 
+@functools.cache
+def has_warpgroups(device: torch.device) -> bool:
+    """Return whether kernels run on ``device`` that multiply by warpgroups (common/wgmma.cuh).
+
+    They are in code for sm_90a, which only a GPU of that very capability runs: Hopper.
+    """
+    if unfit(device) is not None:
+        return False
+    about: Any = build.built()
+    return torch.cuda.get_device_capability(device) == (9, 0) and [9, 0] in [
+        list(gpu) for gpu in about["architectures"]
+    ]
+
+
 def lacks_shared_memory(name: str, device: torch.device) -> str | None:
     """Return why a block of the operation's largest kernel does not fit the GPU; None where it does."""
     needed = SHARED_MEMORY.get(name, 0)

@@ -4,8 +4,6 @@
 
 #include "launch.cuh"
 
-#include <cuda.h>
-
 namespace cuda_ext {
 
 __device__ inline unsigned shared_address(const void* pointer) {
@@ -47,10 +45,19 @@ __device__ inline void await_copies() {
 // What ordinary stores wrote to shared memory is there for bulk copies.
 __device__ inline void order_with_bulk_copies() { HOPPER("fence.proxy.async.shared::cta;" ::: "memory"); }
 
-// A barrier in shared memory counts the bytes that bulk copies bring: one thread begins it, announces bytes and copies;
-// all wait for the parity of the phase.
-__device__ inline void begin_barrier(unsigned barrier) {
-  HOPPER("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(barrier) : "memory");
+// A barrier in shared memory counts arrivals, and the bytes that bulk copies bring: one thread begins it, and announces
+// bytes where it copies; all wait for the parity of the phase.
+__device__ inline void begin_barrier(unsigned barrier, int arrivals = 1) {
+  HOPPER("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
+}
+
+__device__ inline void arrive(unsigned barrier) {
+  HOPPER("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
+}
+
+// When the copies are done that this thread has begun with copy_async.
+__device__ inline void arrive_after_copies(unsigned barrier) {
+  HOPPER("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(barrier) : "memory");
 }
 
 // After the last `begin_barrier`, by the thread that called it.
@@ -87,16 +94,6 @@ __device__ inline void commit_stores() { HOPPER("cp.async.bulk.commit_group;" ::
 // Until what the thread's stores read may be written again, and until they are done.
 __device__ inline void await_stores_read() { HOPPER("cp.async.bulk.wait_group.read 0;" ::: "memory"); }
 __device__ inline void await_stores() { HOPPER("cp.async.bulk.wait_group 0;" ::: "memory"); }
-
-// A box of a tensor of four dimensions that `map` describes, from these coordinates on, the fastest first; what is outside
-// the tensor is zero. `to` is a multiple of 128.
-__device__ inline void copy_box(unsigned to, const CUtensorMap& map, int c, int x, int y, int n, unsigned barrier) {
-  HOPPER(
-      "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %4, %5}], "
-      "[%6];" ::"r"(to),
-      "l"(&map), "r"(c), "r"(x), "r"(y), "r"(n), "r"(barrier)
-      : "memory");
-}
 
 #undef HOPPER
 

@@ -75,10 +75,10 @@ inline int shared_memory_of_a_block() {
 template <typename>
 __global__ void probe() {}
 
-// Whether the code that runs on the current GPU was compiled for sm_90 or later: with bulk copies, clusters and
-// programmatic launch. The GPU's own version does not tell: a Hopper also runs what the driver compiles from PTX of
-// sm_80, in which device code for Hopper is left out (__CUDA_ARCH__ is 800 there, and ptxVersion 80).
-inline bool has_hopper_code() {
+// What the code that runs on the current GPU was compiled for, 90 for sm_90. The GPU's own version does not tell: a Hopper
+// also runs what the driver compiles from PTX of sm_80, in which device code for Hopper is left out (__CUDA_ARCH__ is 800
+// there, and ptxVersion 80).
+inline int version_of_code() {
   constexpr int devices = 64;
   static std::atomic<int> versions[devices];
   const int device = current_device();
@@ -89,8 +89,14 @@ inline bool has_hopper_code() {
     version = attributes.ptxVersion;
     if (device < devices) versions[device].store(version);
   }
-  return version >= 90;
+  return version;
 }
+
+// With bulk copies, clusters and programmatic launch.
+inline bool has_hopper_code() { return version_of_code() >= 90; }
+
+// With wgmma.cuh's products: build.py compiles for sm_90a, whose code no later GPU runs.
+inline bool has_warpgroup_code() { return version_of_code() == 90; }
 
 // Allows `kernel` all the dynamic shared memory of the current GPU's blocks, once per kernel and GPU. A maximum of each
 // call's own bytes would fail the launch of another host thread, which needs more, between the two calls of this one.

@@ -2,7 +2,7 @@
 //
 // A warp's part of c and of a, when a is in registers, is drawn in mma.cuh: its columns are tiles of 8 one beside the other.
 // Operands in shared memory are read by their descriptors, and lie in panels of 8 columns: 16 bytes a row, one row after
-// the other. Both may be read along either of their sides. Code for other GPUs has nothing of this: it must not be reached
+// the other; or in tiles of 64 columns: 128 bytes a row, swizzled. Both may be read along either of their sides. Code for other GPUs has nothing of this: it must not be reached
 // where `has_warpgroups` is false.
 #pragma once
 
@@ -21,6 +21,40 @@ constexpr bool has_warpgroups = false;
 // Bytes between the beginnings of two groups of 8 along the sum, and of 8 rows (of a) or columns (of b) of the result.
 __device__ inline std::uint64_t describe_panels(unsigned address, unsigned along_sum, unsigned across) {
   return std::uint64_t{(address & 0x3ffff) >> 4} | std::uint64_t{along_sum >> 4} << 16 | std::uint64_t{across >> 4} << 32;
+}
+
+// Rows of 64 numbers of half precision, one after the other from a multiple of 1024 bytes on. The eights of row r change
+// places, c to c ^ r % 8, so that neither a row nor one eight of 8 rows meets itself in a bank.
+template <typename T, int rows>
+struct Swizzled {
+  T* data;
+
+  __device__ T* at(int row, int column) const {
+    return data + column / 64 * rows * 64 + row * 64 + ((column / 8 ^ row) % 8 * 8 + column % 8);
+  }
+  __device__ unsigned address(int row, int column) const { return shared_address(at(row, column)); }
+};
+
+// The descriptor of a Swizzled tile from a row on that is a multiple of 8, along the sum or across; 64 columns at most.
+__device__ inline std::uint64_t describe_swizzled(unsigned address) {
+  return std::uint64_t{(address & 0x3ffff) >> 4} | std::uint64_t{1} << 16 | std::uint64_t{1024 >> 4} << 32 |
+         std::uint64_t{1} << 62;
+}
+
+// Of a kernel's warpgroups one copies and needs few registers, and the others take what it leaves: one other where two such
+// blocks stand on a multiprocessor, or two of a single block.
+__device__ inline void use_fewer_registers() { CUDA_EXT_WARPGROUP("setmaxnreg.dec.sync.aligned.u32 40;"); }
+
+template <int others>
+__device__ inline void use_more_registers() {
+  static_assert(others == 1 || others == 2);
+  CUDA_EXT_WARPGROUP("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(others == 1 ? 216 : 232));
+}
+
+// Waits for so many threads, whole warps, that call it with this barrier; 0 is __syncthreads'.
+template <int threads>
+__device__ inline void sync_threads(int barrier) {
+  asm volatile("bar.sync %0, %1;" ::"r"(barrier), "n"(threads) : "memory");
 }
 
 // Before the first of some products, whose operands are in registers.

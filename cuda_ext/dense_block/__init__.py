@@ -216,11 +216,14 @@ def products_fit(x: Tensor, outputs: int, channels: int) -> bool:
     """Whether the ``dense_product`` kernels should run the 1x1 convolution of so many channels like x to ``outputs``.
 
     They take half precision. Of up to 64 outputs they are faster than the norm, the product and the statistics one by
-    one: backward, on an H200, 207 us against 333 (120 channels of 524,288 rows to 48). Of 128, where the matrix units'
-    time counts, cuBLAS makes up for it, at the price of keeping what the product reads.
+    one: backward, on an H200, 207 us against 333 (120 channels of 524,288 rows to 48). Of up to 128, where the matrix
+    units' time counts, those of warpgroups are; on other GPUs cuBLAS makes up for it, at the price of keeping what the
+    product reads.
     """
     half = x.dtype in (torch.float16, torch.bfloat16)
-    return x.device.type == "cuda" and half and outputs % 8 == 0 and outputs <= 64 and channels <= 1024
+    if x.device.type != "cuda" or not half or outputs % 8 or channels > 1024:
+        return False
+    return outputs <= 64 or (outputs <= 128 and library.has_warpgroups(x.device))
 
 
 def convolutions_fit(x: Tensor, channels: int, growth: int) -> bool:

@@ -1,6 +1,7 @@
 """Cases of the dense block: those that the benchmark times, and small odd ones for compute-sanitizer."""
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -8,33 +9,54 @@ from torch.nn import functional
 
 from cuda_ext.batch_norm_activation.cases import compare, refuse_difference
 from cuda_ext.case import Case, begin, compiled, forward_and_backward_of
-from cuda_ext.dense_block import Halves, dense_block
+from cuda_ext.dense_block import Halves, dense_block, products_fit
 
-# The first block of DenseNet-BC-100-12.
-LAYERS, INPUTS, GROWTH, BOTTLENECK, SIDE = 16, 24, 12, 48, 32
+# Rows, outputs and channels that reach every kernel of the 1x1 convolution.
+PRODUCTS = (
+    (300, 48, 36), (70, 56, 100), (200, 136, 72), (9000, 48, 72), (34000, 48, 36), (300, 72, 36), (13000, 128, 200),
+    (200, 128, 992),
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class _Block:
+    """Layers, channels of the input, of a layer and of a bottleneck, and pixels of a side."""
+
+    layers: int
+    inputs: int
+    growth: int
+    bottleneck: int
+    side: int
+
+
+# The first blocks of DenseNet-BC-100-12 and of DenseNet-121.
+SMALL, PHOTOGRAPHS = _Block(16, 24, 12, 48, 32), _Block(6, 64, 32, 128, 56)
 # Products of half precision by an H200's matrix units.
 HALF_FLOPS = 790e12
 
 
 def bench_cases() -> Iterator[Case]:
-    for images in (64, 512):
-        yield _case(images)
+    for images, block in ((64, SMALL), (512, SMALL), (128, PHOTOGRAPHS)):
+        yield _case(images, block)
 
 
-def _case(images: int) -> Case:
+def _case(images: int, of: _Block) -> Case:
+    width = of.inputs + of.layers * of.growth
+
     def inputs() -> tuple[Tensor, ...]:
-        x = torch.randn(images, INPUTS, SIDE, SIDE, device="cuda").bfloat16()
-        given = [x.contiguous(memory_format=torch.channels_last), *parameters(LAYERS, INPUTS, GROWTH, BOTTLENECK)]
-        above = torch.randn(images, INPUTS + LAYERS * GROWTH, SIDE, SIDE, device="cuda").bfloat16()
+        x = torch.randn(images, of.inputs, of.side, of.side, device="cuda").bfloat16()
+        given = [x.contiguous(memory_format=torch.channels_last)]
+        given += parameters(of.layers, of.inputs, of.growth, of.bottleneck)
+        above = torch.randn(images, width, of.side, of.side, device="cuda").bfloat16()
         return *(tensor.requires_grad_() for tensor in given), above.contiguous(memory_format=torch.channels_last)
 
     peers = {name: forward_and_backward_of(peer) for name, peer in {"eager": _eager, **compiled(_eager)}.items()}
-    pixels, channels = images * SIDE**2, [INPUTS + layer * GROWTH for layer in range(LAYERS)]
+    pixels, channels = images * of.side**2, range(of.inputs, width, of.growth)
     # Each of the products thrice: forward, and for the gradients of both factors.
-    flops = 3 * 2 * pixels * sum(BOTTLENECK * (count + 9 * GROWTH) for count in channels)
+    flops = 3 * 2 * pixels * sum(of.bottleneck * (count + 9 * of.growth) for count in channels)
     # x, y and their gradients.
-    bytes_ = 2 * pixels * 2 * (INPUTS + INPUTS + LAYERS * GROWTH)
-    shape = f"{images} x {INPUTS} x {SIDE} x {SIDE}, {LAYERS} layers of {GROWTH}, both"
+    bytes_ = 2 * pixels * 2 * (of.inputs + width)
+    shape = f"{images} x {of.inputs} x {of.side} x {of.side}, {of.layers} layers of {of.growth}, both"
     own, exact = forward_and_backward_of(_block), forward_and_backward_of(_eager)
     return Case("dense_block", shape, torch.bfloat16, inputs, own, peers, exact, bytes_, flops, HALF_FLOPS)
 
@@ -75,7 +97,7 @@ def _eager(x: Tensor, *parameters: Tensor) -> Tensor:
 
 def exercise() -> None:
     """Run the kernels at shapes that reach every branch, and compare with the reference."""
-    for rows, outputs, channels in ((300, 48, 36), (70, 56, 100), (200, 136, 72), (9000, 48, 72), (34000, 48, 36)):
+    for rows, outputs, channels in PRODUCTS:
         _exercise_product(torch.bfloat16, rows, outputs, channels)
     for images in ((3, 9, 7, 48, 12), (70, 1, 1, 64, 6), (1, 3, 40, 40, 16), (70, 16, 16, 48, 12)):
         _exercise_convolution(torch.bfloat16, *images)
@@ -99,7 +121,7 @@ def _exercise_product(dtype: torch.dtype, rows: int, outputs: int, channels: int
     dy = torch.randn(rows, outputs, device="cuda").to(dtype)
     norm = (*(torch.rand(4, channels, device="cuda") + 0.5), None, 2, 1e-5)
     compare("dense_block", "dense_product", x, w, *norm, True)
-    if outputs <= 64:
+    if products_fit(x, outputs, channels):
         gradient = torch.randn(rows, padded, device="cuda").to(dtype)[:, :channels]
         vectors = torch.ones(2, channels, device="cuda")
         behind = torch.rand(3, outputs, device="cuda")

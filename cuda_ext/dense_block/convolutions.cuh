@@ -223,7 +223,9 @@ static __global__ void __launch_bounds__(warps * 32, 16 / warps)
   }
   cuda_ext::let_the_next_start();
   if (partial == nullptr) return;
-  store_sums<NT, warps, group>(partial, sums, shared_sums, center, rows_of_block(images.rows, tiles, pixels), outputs, 0);
+  share_sums<NT, group>(shared_sums + thread / 32 * 2 * NT * 8, sums, lane);
+  __syncthreads();
+  store_sums<NT, warps>(partial, shared_sums, center, rows_of_block(images.rows, tiles, pixels), outputs, 0);
 }
 
 // What da of 16 pixels and 8 NT channels, a warp's products, gives to the norm: s dz to g, and sums of dz and of
@@ -402,7 +404,8 @@ static __global__ void __launch_bounds__(backward_warps * 32, 2)
   }
   await_copies<0>();
   cuda_ext::let_the_next_start();
-  store_gradients<backward_warps, NT, group>(sums, to_beta, shared_sums, 0, channels, partial, partial_beta);
+  store_gradients<backward_warps, NT, group>(sums, to_beta, shared_sums, 0, channels, channels, partial,
+                                             place_of_block(partial_beta), threadIdx.x, [] { __syncthreads(); });
   store_filters<own_products, shares_pixels(C)>(filter_products, reinterpret_cast<float*>(memory), line, warp % 2,
                                                 own_channel, growth, channels, partial_filters);
 }

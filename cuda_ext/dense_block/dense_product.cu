@@ -4,8 +4,7 @@
 // x comes in tiles that are copied to shared memory ahead of their use. A fragment of x, as the matrix units take it, is
 // normalised and activated in registers.
 
-#include "../common/mma.cuh"
-#include "products.cuh"
+#include "wide_product.cuh"
 
 namespace {
 
@@ -16,8 +15,9 @@ using cuda_ext::copy_async;
 using cuda_ext::load_matrices;
 using cuda_ext::multiply;
 using cuda_ext::pack;
+using cuda_ext::shared_address;
 
-constexpr int chunk = 64;
+constexpr int chunk = wide_chunk;
 constexpr int warps = threads / 32;
 constexpr int chunk_stride = chunk + skew;
 // Tiles in shared memory: as many as let two blocks stand on a multiprocessor.
@@ -25,43 +25,6 @@ constexpr int stages = 3;
 
 // Of a block's 8 warps KS share the channels of 16 rows.
 __host__ __device__ constexpr int tile_rows_of(int KS) { return warps / KS * 16; }
-
-// A warp's fragment of 16 channels from `channel` on of 16 rows, normalised and activated. xs: the thread's place in the
-// staged tile; table: each channel's scale and shift.
-template <typename T, typename Activation>
-__device__ __forceinline__ void load_activated(unsigned (&a)[4], const T* xs, const float2* table, int channel, int channels,
-                                               int lane, const Activation& activation) {
-  const float4 low = *reinterpret_cast<const float4*>(table + channel + lane % 4 * 2);
-  const float4 high = *reinterpret_cast<const float4*>(table + channel + lane % 4 * 2 + 8);
-  load_matrices(a, xs);
-#pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    float2 values = cuda_ext::unpack<T>(a[i]);
-    const float4& by = i < 2 ? low : high;
-    const int first = channel + lane % 4 * 2 + i / 2 * 8;
-    // Past the channels lies what others wrote or will write.
-    if (channel + 16 > channels) {
-      if (first >= channels) values.x = 0;
-      if (first + 1 >= channels) values.y = 0;
-    }
-    a[i] = pack<T>(activation.value(values.x * by.x + by.y), activation.value(values.y * by.z + by.w));
-  }
-}
-
-// A row's products of one warp to y. half: which row of the fragments.
-template <typename T, int NT, int group>
-__device__ __forceinline__ void store_row(T* y, const unsigned (&result)[NT][2], int half, int first_output,
-                                          int outputs, int lane) {
-#pragma unroll
-  for (int j = 0; j < NT; j += group) {
-    const int output = first_output + output_of<group>(j, lane % 4 * 2);
-    if (output >= outputs) continue;
-    Lane<unsigned, group> lanes_of_y;
-#pragma unroll
-    for (int i = 0; i < group; ++i) lanes_of_y.values[i] = result[j + i][half];
-    store(reinterpret_cast<unsigned*>(y + output), lanes_of_y);
-  }
-}
 
 // The weights of a chunk of channels from `channel` on, of 8 NT outputs from the first on. They are so ordered that each
 // thread gets neighbouring outputs (output_of).
@@ -175,7 +138,7 @@ __global__ void __launch_bounds__(threads, 2)
           const int k = step + own_share * 16, channel = part * chunk + k;
           if (channel >= channels) break;
           unsigned a[4];
-          load_activated(a, xs + k, table, channel, channels, lane, activation);
+          load_activated<T>(a, shared_address(xs + k), table + channel, channels - channel, lane, activation);
 #pragma unroll
           for (int j = 0; j < NT; j += 2) {
             unsigned b[4];
@@ -209,20 +172,56 @@ __global__ void __launch_bounds__(threads, 2)
   await_copies<0>();
   cuda_ext::let_the_next_start();
   if (partial == nullptr) return;
-  store_sums<NT, warps, group>(partial, sums, shared_sums, center, rows_of_block(rows, tiles, tile_rows), outputs,
-                               first_output);
+  share_sums<NT, group>(shared_sums + warp * 2 * NT * 8, sums, lane);
+  __syncthreads();
+  store_sums<NT, warps>(partial, shared_sums, center, rows_of_block(rows, tiles, tile_rows), outputs, first_output);
 }
 
-// Calls `function` with NT, of blocks of 48 or 64 outputs, and KS: few rows are divided among more blocks, in which a warp
-// has a quarter of the channels. 4,096 rows of 150 to 330 channels took 6.6 us on an H200, and 8.1 us in blocks of 128 rows.
-template <typename Function>
-void with_sizes(int64_t outputs, int64_t rows, bool stays, Function function) {
-  const auto with = [&](auto nt) {
-    if (stays && are_few(rows)) function(nt, std::integral_constant<int, 4>{});
-    else function(nt, std::integral_constant<int, 1>{});
+// A kernel, how many threads, bytes of shared memory, rows and outputs a block of it has, and blocks a multiprocessor.
+template <typename T>
+struct Chosen {
+  void (*kernel)(const T*, int64_t, const T*, int64_t, int, T*, int64_t, int, Norm, double*);
+  int block_threads, bytes, tile_rows, outputs, resident;
+};
+
+// So much that `resident` blocks stand on a multiprocessor, with the KiB of each that is the system's.
+int shared_memory_of_each(int resident) {
+  return std::min(cuda_ext::shared_memory_of_a_block(),
+                  cuda_ext::attribute_of_device(cudaDevAttrMaxSharedMemoryPerMultiprocessor) / resident - 1024);
+}
+
+// Of 128 outputs or fewer, on Hopper. Large tiles read the weights less often, and small ones reach all multiprocessors.
+template <typename T>
+Chosen<T> choose_wide(int64_t rows, int chunks) {
+  const auto chosen = [&](auto groups) {
+    constexpr int G = decltype(groups)::value;
+    constexpr int resident = wide_resident(G);
+    const bool stays = wide_bytes<T, G, true>(chunks) <= shared_memory_of_each(resident);
+    constexpr int block_threads = (G + 1) * group_threads, tile_rows = G * group_rows;
+    if (stays) {
+      return Chosen<T>{wide_products<T, G, true>, block_threads, wide_bytes<T, G, true>(chunks), tile_rows, wide_outputs,
+                       resident};
+    }
+    return Chosen<T>{wide_products<T, G, false>, block_threads, wide_bytes<T, G, false>(chunks), tile_rows, wide_outputs,
+                     resident};
   };
-  if (outputs <= 48) with(std::integral_constant<int, 6>{});
-  else with(std::integral_constant<int, 8>{});
+  const bool large = rows / (2 * group_rows) >= cuda_ext::multiprocessors();
+  return large ? chosen(std::integral_constant<int, 2>{}) : chosen(std::integral_constant<int, 1>{});
+}
+
+// Blocks of 48 or 64 outputs. Few rows are divided among more blocks, in which a warp has a quarter of the channels: 4,096
+// rows of 150 to 330 channels took 6.6 us on an H200, and 8.1 us in blocks of 128 rows.
+template <typename T>
+Chosen<T> choose(int64_t outputs, int64_t rows, int chunks) {
+  const int most = shared_memory_of_each(2);
+  const auto chosen = [&](auto nt) {
+    constexpr int NT = decltype(nt)::value;
+    const bool stays = bytes_of<T>(NT, 1, true, chunks) <= most;
+    const int KS = stays && are_few(rows) ? 4 : 1;
+    return Chosen<T>{KS == 4 ? products<T, NT, 4, true> : stays ? products<T, NT, 1, true> : products<T, NT, 1, false>,
+                     threads, bytes_of<T>(NT, KS, stays, chunks), tile_rows_of(KS), NT * 8, 2};
+  };
+  return outputs <= 48 ? chosen(std::integral_constant<int, 6>{}) : chosen(std::integral_constant<int, 8>{});
 }
 
 template <typename T>
@@ -236,30 +235,24 @@ void product_of(const Tensor& x, const Tensor& w, const Norm& norm, const Tensor
   const bool sums = mean.numel() != 0;
   const cudaStream_t stream = cuda_ext::current_stream(x.get_device_index());
   const int chunks = static_cast<int>((m.channels + chunk - 1) / chunk);
-  // So much that two blocks stand on a multiprocessor, with the KiB of each that is the system's.
-  const int most = std::min(cuda_ext::shared_memory_of_a_block(),
-                            cuda_ext::attribute_of_device(cudaDevAttrMaxSharedMemoryPerMultiprocessor) / 2 - 1024);
-  const bool stays = bytes_of<T>(outputs <= 48 ? 6 : 8, 1, true, chunks) <= most;
-  with_sizes(outputs, m.rows, stays, [&](auto nt, auto ks) {
-    constexpr int NT = decltype(nt)::value, KS = decltype(ks)::value, block_outputs = NT * 8, tile_rows = tile_rows_of(KS);
-    const auto kernel = stays ? products<T, NT, KS, true> : products<T, NT, 1, false>;
-    const int bytes = bytes_of<T>(NT, KS, stays, chunks);
-    const int64_t tiles = (m.rows + tile_rows - 1) / tile_rows;
-    const int64_t groups = (outputs + block_outputs - 1) / block_outputs;
-    const auto blocks = static_cast<int>(std::min(tiles, std::max<int64_t>(1, cuda_ext::multiprocessors() * 2 / groups)));
-    Tensor partial;
-    if (sums) partial = torch::stable::new_empty(x, {int64_t{blocks} * 2 * outputs}, ScalarType::Double);
-    auto* partials = sums ? static_cast<double*>(partial.data_ptr()) : nullptr;
-    cuda_ext::launch(kernel,
-                     {dim3(blocks, static_cast<unsigned>(groups)), dim3(threads), static_cast<std::size_t>(bytes), stream, true},
-                     static_cast<const T*>(m.data), m.stride, static_cast<const T*>(wm.data), wm.stride,
-                     static_cast<int>(outputs), static_cast<T*>(y.data_ptr()), m.rows, static_cast<int>(m.channels),
-                     norm, partials);
-    if (!sums) return;
-    cuda_ext::launch_early(&finish_product, finish_grid(outputs), sum_block, 0, stream, partials, blocks, m.rows,
-                           static_cast<int>(outputs), vector(x, mean, outputs, "mean"),
-                           vector(x, variance, outputs, "variance"));
-  });
+  const bool wide = outputs > 64 && outputs <= wide_outputs && cuda_ext::has_warpgroup_code();
+  const Chosen<T> of = wide ? choose_wide<T>(m.rows, chunks) : choose<T>(outputs, m.rows, chunks);
+  const int64_t tiles = (m.rows + of.tile_rows - 1) / of.tile_rows, groups = (outputs + of.outputs - 1) / of.outputs;
+  const auto blocks =
+      static_cast<int>(std::min(tiles, std::max<int64_t>(1, cuda_ext::multiprocessors() * of.resident / groups)));
+  Tensor partial;
+  if (sums) partial = torch::stable::new_empty(x, {int64_t{blocks} * 2 * outputs}, ScalarType::Double);
+  auto* partials = sums ? static_cast<double*>(partial.data_ptr()) : nullptr;
+  cuda_ext::launch(of.kernel,
+                   {dim3(blocks, static_cast<unsigned>(groups)), dim3(of.block_threads),
+                    static_cast<std::size_t>(of.bytes), stream, true},
+                   static_cast<const T*>(m.data), m.stride, static_cast<const T*>(wm.data), wm.stride,
+                   static_cast<int>(outputs), static_cast<T*>(y.data_ptr()), m.rows, static_cast<int>(m.channels), norm,
+                   partials);
+  if (!sums) return;
+  cuda_ext::launch_early(&finish_product, finish_grid(outputs), sum_block, 0, stream, partials, blocks, m.rows,
+                         static_cast<int>(outputs), vector(x, mean, outputs, "mean"),
+                         vector(x, variance, outputs, "variance"));
 }
 
 void check(const Tensor& x, const Tensor& other, const char* name) {

@@ -4,8 +4,7 @@
 //
 // Where dy is what a norm behind the convolution passes on, dy = g + slope (y - mean) + offset, it is made here of g and y.
 
-#include "../common/mma.cuh"
-#include "products.cuh"
+#include "wide_product_backward.cuh"
 
 namespace {
 
@@ -244,34 +243,71 @@ __global__ void __launch_bounds__(block_threads, 3)
       partial_weights[(int64_t{blockIdx.x} * given.outputs + output) * channels + channel] = weights[i / 8][i / 4 % 2][i % 4];
     }
   }
-  store_gradients<warps, NT, group>(sums, to_beta, shared_sums, first, channels, partial, partial_beta);
+  store_gradients<warps, NT, group>(sums, to_beta, shared_sums, first, channels, channels, partial,
+                                    place_of_block(partial_beta), thread, [] { __syncthreads(); });
 }
 
-template <typename T, int K, int NT>
-void products_back_of(const Given<T>& given, const Tensor& w, const Tensor& x, const Norm& norm, bool training,
+// A kernel, how many threads, bytes of shared memory, rows and channels a block of it has, and sums of beta's gradient.
+template <typename T>
+struct Chosen {
+  void (*kernel)(Given<T>, const T*, int64_t, const T*, int64_t, int64_t, int, Norm, const T*, int64_t, T*, int64_t, float*,
+                 float*, float*);
+  int block_threads, bytes, tile_rows, channels, betas;
+};
+
+template <typename T>
+Chosen<T> choose(int outputs, int channels) {
+  if (outputs > 64) {
+    STD_TORCH_CHECK(cuda_ext::has_warpgroup_code(),
+                    "dense_product_backward: more than 64 outputs take a GPU of compute capability 9.0");
+    return {wide_products_back<T>, 3 * group_threads, sizeof(WideBackwardShared<T>), group_rows, wide_channels, 2};
+  }
+  const auto chosen = [&](auto k, auto nt) {
+    constexpr int K = decltype(k)::value, NT = decltype(nt)::value, N = NT * 8;
+    constexpr int bytes = 2 * sizeof(Stage<T, K>) + K * (N + skew) * 2 + in_table<group_of(NT)>(N) * 16 +
+                          (3 * K + warps * (2 * N + 1)) * 4;
+    return Chosen<T>{products_back<T, K, NT>, block_threads, bytes, tile_rows, N, 1};
+  };
+  const auto with_outputs = [&](auto nt) {
+    return outputs <= 48 ? chosen(std::integral_constant<int, 48>{}, nt) : chosen(std::integral_constant<int, 64>{}, nt);
+  };
+  // The fewest groups of channels, and of so many the narrower ones.
+  const int groups = (channels + 63) / 64;
+  return channels <= groups * 48 ? with_outputs(std::integral_constant<int, 6>{})
+                                 : with_outputs(std::integral_constant<int, 8>{});
+}
+
+template <typename T>
+void products_back_of(Given<T> given, const Tensor& w, const Tensor& x, const Norm& norm, bool training,
                       const Tensor& added, const Tensor& gradient, const Gradients& to) {
   const Matrix m = matrix(x, "x"), wm = matrix(w, "w"), am = matrix(added, "added"), gm = matrix(gradient, "gradient");
   STD_TORCH_CHECK(in_lanes<T>(x, m, 8) && in_lanes<T>(added, am, 8) && in_lanes<T>(gradient, gm, 8),
                   "dense_product_backward: rows must begin on 16 bytes");
-  constexpr int N = NT * 8;
-  constexpr int bytes = 2 * sizeof(Stage<T, K>) + K * (N + skew) * 2 + in_table<group_of(NT)>(N) * 16 +
-                        (3 * K + warps * (2 * N + 1)) * 4;
-  const auto kernel = products_back<T, K, NT>;
-  const int channels = static_cast<int>(m.channels), groups = (channels + N - 1) / N;
-  const int64_t tiles = (m.rows + tile_rows - 1) / tile_rows;
+  const cudaStream_t stream = cuda_ext::current_stream(x.get_device_index());
+  const int channels = static_cast<int>(m.channels);
+  const Chosen<T> of = choose<T>(given.outputs, channels);
+  Tensor finished;
+  if (given.y != nullptr && given.outputs > 64) {
+    finished = torch::stable::new_empty(x, {m.rows, int64_t{given.outputs}});
+    auto* const rows = static_cast<T*>(finished.data_ptr());
+    launch_finish_rows(given, static_cast<int>(m.rows), rows, given.outputs, stream);
+    given.dy = rows;
+  }
+  const int groups = (channels + of.channels - 1) / of.channels;
+  const int64_t tiles = (m.rows + of.tile_rows - 1) / of.tile_rows;
   const auto blocks = static_cast<int>(
-      std::min<int64_t>(tiles, std::max(1, blocks_at_once(kernel, block_threads, bytes) / groups)));
+      std::min<int64_t>(tiles, std::max(1, blocks_at_once(of.kernel, of.block_threads, of.bytes) / groups)));
   const int64_t size = int64_t{given.outputs} * channels;
-  const Tensor partial = floats(x, {blocks * (size + 2 * channels + groups)});
+  const Tensor partial = floats(x, {blocks * (size + 2 * channels + groups * of.betas)});
   float* const weights = static_cast<float*>(partial.data_ptr());
   float* const sums = weights + blocks * size;
   float* const betas = norm.beta != nullptr ? sums + int64_t{blocks} * 2 * channels : nullptr;
-  const cudaStream_t stream = cuda_ext::current_stream(x.get_device_index());
-  cuda_ext::launch(kernel, {dim3(blocks, groups), dim3(block_threads), static_cast<std::size_t>(bytes), stream, true}, given,
+  cuda_ext::launch(of.kernel,
+                   {dim3(blocks, groups), dim3(of.block_threads), static_cast<std::size_t>(of.bytes), stream, true}, given,
                    static_cast<const T*>(wm.data), wm.stride, static_cast<const T*>(m.data), m.stride, m.rows, channels,
                    norm, static_cast<const T*>(am.data), am.stride, static_cast<T*>(gm.data), gm.stride, sums, betas,
                    weights);
-  launch_finish({weights, size, sums, betas, blocks, blocks * groups}, to, m.rows, channels, norm, training, stream);
+  launch_finish({weights, size, sums, betas, blocks, blocks * groups * of.betas}, to, m.rows, channels, norm, training, stream);
 }
 
 template <typename T>
@@ -280,8 +316,8 @@ Given<T> given_of(const Tensor& dy, const std::optional<Tensor>& y, const std::o
   const auto whole = [&](const Tensor& rows, const char* name) {
     const Matrix m = matrix(rows, name);
     STD_TORCH_CHECK(m.rows == dy.size(0) && m.channels == dy.size(1) && m.stride == m.channels && m.channels % 8 == 0 &&
-                        m.channels <= 64 && cuda_ext::aligned_for_packs(m.data),
-                    "dense_product_backward: ", name, " must be contiguous, of at most 64 outputs, a multiple of 8");
+                        m.channels <= wide_outputs && cuda_ext::aligned_for_packs(m.data),
+                    "dense_product_backward: ", name, " must be contiguous, of at most 128 outputs, a multiple of 8");
     return static_cast<const T*>(m.data);
   };
   const int outputs = static_cast<int>(dy.size(1));
@@ -333,18 +369,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> dense_product_backward(
                      true};
   const auto run = [&](auto t) {
     using T = decltype(t);
-    const Given<T> given = given_of<T>(dy, y, y_mean, y_slope, y_offset);
-    const auto with = [&](auto k, auto nt) {
-      products_back_of<T, decltype(k)::value, decltype(nt)::value>(given, w, x, norm, training, from, gradient, to);
-    };
-    const auto with_outputs = [&](auto nt) {
-      if (given.outputs <= 48) with(std::integral_constant<int, 48>{}, nt);
-      else with(std::integral_constant<int, 64>{}, nt);
-    };
-    // The fewest groups of channels, and of so many the narrower ones.
-    const int64_t groups = (channels + 63) / 64;
-    if (channels <= groups * 48) with_outputs(std::integral_constant<int, 6>{});
-    else with_outputs(std::integral_constant<int, 8>{});
+    products_back_of<T>(given_of<T>(dy, y, y_mean, y_slope, y_offset), w, x, norm, training, from, gradient, to);
   };
   switch (x.scalar_type()) {
     case ScalarType::Half: run(__half{}); break;

@@ -5,7 +5,7 @@
 // such as weights: that kernel has itself waited for those before it.
 #pragma once
 
-#include "../common/halves.cuh"
+#include "../common/mma.cuh"
 #include "finish.cuh"
 
 namespace cuda_ext::channels {
@@ -24,6 +24,43 @@ __device__ inline float2 scale_and_shift(const Norm& norm, int channel, int chan
 template <int group>
 __device__ int output_of(int j, int n) {
   return j / group * group * 8 + n / 2 * 2 * group + j % group * 2 + n % 2;
+}
+
+// A warp's fragment of 16 channels of 16 rows, normalised and activated. xs: the thread's address in the staged tile; table:
+// each channel's scale and shift; channels: how many there are from the fragment's first on.
+template <typename T, typename Activation>
+__device__ __forceinline__ void load_activated(unsigned (&a)[4], unsigned xs, const float2* table, int channels, int lane,
+                                               const Activation& activation) {
+  const float4 low = *reinterpret_cast<const float4*>(table + lane % 4 * 2);
+  const float4 high = *reinterpret_cast<const float4*>(table + lane % 4 * 2 + 8);
+  cuda_ext::load_matrices(a, xs);
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    float2 values = cuda_ext::unpack<T>(a[i]);
+    const float4& by = i < 2 ? low : high;
+    const int first = lane % 4 * 2 + i / 2 * 8;
+    // Past the channels lies what others wrote or will write.
+    if (channels < 16) {
+      if (first >= channels) values.x = 0;
+      if (first + 1 >= channels) values.y = 0;
+    }
+    a[i] = cuda_ext::pack<T>(activation.value(values.x * by.x + by.y), activation.value(values.y * by.z + by.w));
+  }
+}
+
+// A row's products of one warp to y. half: which row of the fragments.
+template <typename T, int NT, int group>
+__device__ __forceinline__ void store_row(T* y, const unsigned (&result)[NT][2], int half, int first_output,
+                                          int outputs, int lane) {
+#pragma unroll
+  for (int j = 0; j < NT; j += group) {
+    const int output = first_output + output_of<group>(j, lane % 4 * 2);
+    if (output >= outputs) continue;
+    Lane<unsigned, group> lanes_of_y;
+#pragma unroll
+    for (int i = 0; i < group; ++i) lanes_of_y.values[i] = result[j + i][half];
+    store(reinterpret_cast<unsigned*>(y + output), lanes_of_y);
+  }
 }
 
 // The middle ones of three rows' values, from which on the block sums (channels::beginnings), of a warp's outputs. `rows` of
@@ -79,15 +116,12 @@ __device__ __forceinline__ void share_sums(float* to, float (&sums)[2][NT][2], i
   }
 }
 
-// The block's sums of its outputs and of their squares, of all of its `count` rows, and from zero on, in double. `warps`
-// warps hold the same outputs.
-template <int NT, int warps, int group>
-__device__ __forceinline__ void store_sums(double* partial, float (&sums)[2][NT][2], float* shared_sums,
-                                           const float* center, int64_t count, int outputs, int first_output) {
-  const int thread = threadIdx.x, warp = thread / 32;
-  share_sums<NT, group>(shared_sums + warp * 2 * NT * 8, sums, thread % 32);
-  __syncthreads();
-  for (int n = thread; n < NT * 8; n += warps * 32) {
+// The block's sums of its outputs and of their squares, of all of its `count` rows, and from zero on, in double, of what
+// `warps` warps shared of the same outputs. They are the block's first.
+template <int NT, int warps>
+__device__ __forceinline__ void store_sums(double* partial, const float* shared_sums, const float* center, int64_t count,
+                                           int outputs, int first_output) {
+  for (int n = threadIdx.x; n < NT * 8; n += warps * 32) {
     double sum = 0, square = 0;
     for (int i = 0; i < warps; ++i) {
       sum += shared_sums[i * 2 * NT * 8 + n];
@@ -126,28 +160,35 @@ __device__ void fill_table(float4* table, const Norm& norm, int first, int count
   }
 }
 
-// The block's sums of W warps: partial[blockIdx.x][quantity][channel], and partial_beta[blockIdx.y][blockIdx.x].
-template <int W, int NT, int group>
+// A block's place among numbers of which each block has one, if there are any.
+__device__ inline float* place_of_block(float* numbers) {
+  return numbers == nullptr ? nullptr : numbers + blockIdx.y * gridDim.x + blockIdx.x;
+}
+
+// The sums of W warps, in which this is `thread`: partial[blockIdx.x][quantity][channel] from the first channel to the last,
+// and the place of beta's. sync: waits for these warps.
+template <int W, int NT, int group, typename Sync>
 __device__ __forceinline__ void store_gradients(float (&sums)[2][NT][2], float to_beta, float* shared_sums, int first,
-                                                int channels, float* partial, float* partial_beta) {
+                                                int last, int channels, float* partial, float* own_beta, int thread,
+                                                Sync sync) {
   constexpr int N = NT * 8;
-  const int thread = threadIdx.x, warp = thread / 32, lane = thread % 32;
+  const int warp = thread / 32, lane = thread % 32;
   share_sums<NT, group>(shared_sums + warp * 2 * N, sums, lane);
   float* const betas = shared_sums + W * 2 * N;
 #pragma unroll
   for (int apart = 16; apart > 0; apart /= 2) to_beta += __shfl_xor_sync(0xffffffffu, to_beta, apart);
   if (lane == 0) betas[warp] = to_beta;
-  __syncthreads();
+  sync();
   for (int i = thread; i < 2 * N; i += W * 32) {
     float sum = 0;
     for (int w = 0; w < W; ++w) sum += shared_sums[w * 2 * N + i];
     const int channel = first + i % N;
-    if (channel < channels) partial[(int64_t{blockIdx.x} * 2 + i / N) * channels + channel] = sum;
+    if (channel < last) partial[(int64_t{blockIdx.x} * 2 + i / N) * channels + channel] = sum;
   }
-  if (partial_beta != nullptr && thread == 0) {
+  if (own_beta != nullptr && thread == 0) {
     float sum = 0;
     for (int w = 0; w < W; ++w) sum += betas[w];
-    partial_beta[blockIdx.y * gridDim.x + blockIdx.x] = sum;
+    *own_beta = sum;
   }
 }
 

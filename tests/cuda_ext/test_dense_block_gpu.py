@@ -16,9 +16,10 @@ pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(),
 # PyTorch's compiler uses what PyTorch deprecates.
 compiler = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning")
 LAYERS = 3
-# inputs, growth, bottleneck: by the dense_product kernels (half precision), with padded growth and inputs; with more
-# outputs than they take.
+# inputs, growth, bottleneck: by the dense_product kernels (half precision), with padded growth and inputs; with outputs
+# that only warpgroups take, and more growth than the dense_convolution kernels do.
 SHAPES = {"fits": (24, 12, 48), "wide": (64, 32, 128), "odd": (5, 3, 12)}
+PRODUCTS = ("dense_product", "dense_product_backward")
 LARGEST_ERROR = {torch.float32: 1e-5, torch.float16: 5e-3, torch.bfloat16: 3e-2}
 
 
@@ -147,51 +148,81 @@ def test_the_3x3_convolution_finishes_its_gradient_as_the_reference_does(shape, 
         close(a, b.double(), 1e-2)
 
 
-def test_padding_of_an_infinite_activation_adds_nothing_to_a_gradient():
+@pytest.mark.parametrize("outputs", [48, 128])
+def test_padding_of_an_infinite_activation_adds_nothing_to_a_gradient(outputs):
     """Of float16 a channel that is constant and far from zero: its norm sends the zeros of padding rows to infinity."""
-    x, dy = torch.full((70, 48), -300.0, device="cuda").half(), torch.ones(70, 48, device="cuda").half()
+    x, dy = torch.full((70, 48), -300.0, device="cuda").half(), torch.ones(70, outputs, device="cuda").half()
     w, zeros, ones = (
-        torch.ones(48, 48, device="cuda").half(),
-        torch.zeros(48, device="cuda"),
-        torch.ones(48, device="cuda"),
+        torch.ones(outputs, 48, device="cuda").half(),
+        *torch.tensor([[0.0], [1.0]], device="cuda").repeat(1, 48),
     )
     norm = (ones, zeros, zeros - 300, zeros, None, fused.ACTIVATIONS.index("relu"), 1e-5, True)
-    given = (
-        dy,
-        None,
-        None,
-        None,
-        None,
-        w,
-        x,
-        *norm,
-        torch.zeros_like(x),
-        torch.zeros_like(zeros),
-        torch.zeros_like(zeros),
-    )
+    given = (dy, None, None, None, None, w, x, *norm, torch.zeros_like(x), *torch.zeros(2, 48, device="cuda"))
     to_w, *others = fused.part("dense_product_backward", x)(*given)
     assert not to_w.any()
     assert all(gradient.isfinite().all() for gradient in others)
 
 
+@pytest.mark.parametrize("outputs", [48, 128])
 @pytest.mark.parametrize("rows", [1, 2, 5])
-def test_statistics_of_few_rows_are_those_of_the_rows(rows):
+def test_statistics_of_few_rows_are_those_of_the_rows(rows, outputs):
     """Their sums start from the middle one of three rows, and padding is no row: of float16 it would be infinite."""
-    x, zeros = torch.full((rows, 48), -300.0, device="cuda").half(), torch.zeros(48, device="cuda")
+    x, zeros = torch.full((rows, outputs), -300.0, device="cuda").half(), torch.zeros(outputs, device="cuda")
     x += torch.arange(rows, device="cuda")[:, None].half()
     norm = (zeros + 1, zeros, zeros - 300, zeros, None, fused.ACTIVATIONS.index("relu"), 1e-5)
-    y, mean, variance = fused.part("dense_product", x)(x, torch.eye(48, device="cuda").half(), *norm, True)
+    y, mean, variance = fused.part("dense_product", x)(x, torch.eye(outputs, device="cuda").half(), *norm, True)
     exact_variance, exact_mean = torch.var_mean(y.double(), 0, correction=0)
     close(mean, exact_mean, 1e-5)
     close(variance, exact_variance, 1e-5)
 
 
+# rows, outputs, channels: few rows, tiles with a rest, and rows for large blocks; channels that fill no eight, in one
+# group and in several; weights that stay in shared memory and that do not.
+@pytest.mark.parametrize("rows", [3, 65, 700, 13_000, 60_000])
+@pytest.mark.parametrize(("outputs", "channels"), [(48, 36), (72, 5), (96, 64), (128, 130), (128, 300), (128, 992)])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(("activation", "beta"), [("relu", None), ("swish", 1.3)])
+def test_the_product_is_its_reference(rows, outputs, channels, dtype, activation, beta):
+    torch.manual_seed(0)
+    width, padded = channels + 40, -(-channels // 8) * 8
+    # Past the channels lies what others wrote.
+    buffer = torch.full((rows, -(-width // 8) * 8), torch.nan, device="cuda", dtype=dtype)
+    total = torch.randn_like(buffer, dtype=torch.float32).to(dtype)
+    x = buffer[:, :channels]
+    x.copy_(torch.randn(rows, channels, device="cuda") + torch.randn(channels, device="cuda"))
+    w = torch.zeros(outputs, padded, device="cuda", dtype=dtype)
+    w[:, :channels] = torch.randn(outputs, channels, device="cuda") / channels**0.5
+    dy, y = torch.randn(2, rows, outputs, device="cuda").to(dtype)
+    weight, bias = torch.rand(2, channels, device="cuda") + 0.5
+    beta = None if beta is None else torch.tensor(beta, device="cuda")
+    variance, mean = torch.var_mean(x.float(), 0, correction=0)
+    norm = (weight, bias - 1, mean, variance, beta, fused.ACTIVATIONS.index(activation), 1e-5)
+    behind = (y, *torch.rand(3, outputs, device="cuda"))
+    results = []
+    for kind in (None, torch.float64):
+        parts = {name: fused.part(name, x) if kind is None else fused.REFERENCES[name] for name in PRODUCTS}
+        own = [value if kind is None or not isinstance(value, torch.Tensor) else value.to(kind) for value in norm]
+        a, b, c, d, *e = (tensor.clone() if kind is None else tensor.to(kind) for tensor in (x, w, dy, total, *behind))
+        if kind is None:
+            a = x
+        result = list(parts["dense_product"](a, b, *own, True))
+        for finish in ((None,) * 4, e):
+            into, (slope, offset) = d.clone(), torch.ones(2, channels, device="cuda", dtype=own[0].dtype)
+            given = (c, *finish, b, a, *own, True, into[:, :channels], slope, offset)
+            result += [*parts["dense_product_backward"](*given), into[:, :channels], slope, offset]
+            assert torch.equal(into[:, padded:], d[:, padded:])
+        results.append(result)
+    for of_kernel, exact in zip(*results, strict=True):
+        close(of_kernel, exact, LARGEST_ERROR[dtype])
+
+
+@pytest.mark.parametrize("outputs", [48, 128])
 @pytest.mark.parametrize("channels", [24, 36, 60, 72, 204])
-def test_the_product_adds_to_a_gradient_where_it_lies(channels):
+def test_the_product_adds_to_a_gradient_where_it_lies(channels, outputs):
     torch.manual_seed(0)
     x, above = torch.randn(2, 1000, 256, device="cuda").bfloat16()
-    dy = torch.randn(1000, 48, device="cuda").bfloat16()
-    w = torch.randn(48, -(-channels // 8) * 8, device="cuda").bfloat16()
+    dy = torch.randn(1000, outputs, device="cuda").bfloat16()
+    w = torch.randn(outputs, -(-channels // 8) * 8, device="cuda").bfloat16()
     norm = (*torch.rand(4, channels, device="cuda"), None, fused.ACTIVATIONS.index("relu"), 1e-5, True)
     results = []
     for added in (False, True):

@@ -1,0 +1,210 @@
+// The backward pass of dense_product_backward.cu for 72 to 128 outputs, on Hopper's matrix units. They read a tile in shared
+// memory along either of its sides: so da = dy W and dW = dy^T a both take dy as it was copied, and a where x was.
+#pragma once
+
+#include "wide_product.cuh"
+
+namespace cuda_ext::channels {
+
+constexpr int wide_channels = 128;
+constexpr int wide_backward_stages = 3;
+
+// What a block stages of 64 rows: dy, x and the gradient.
+template <typename T>
+struct WideBackwardStage {
+  alignas(1024) T dy[group_rows * wide_outputs];
+  alignas(1024) T x[group_rows * wide_channels];
+  alignas(1024) T gradient[group_rows * wide_channels];
+};
+
+template <typename T>
+struct WideBackwardShared {
+  WideBackwardStage<T> stages[wide_backward_stages];
+  alignas(1024) T weights[wide_outputs * wide_channels];
+  float4 by[wide_channels];
+  float sums[2][group_threads / 32 * (wide_channels + 1)];
+  std::uint64_t barriers[2 * wide_backward_stages];
+};
+
+// What da of a warp's 16 rows and 64 channels gives to the norm: s dz is added to the staged gradient, a takes the place of
+// x, zero in rows that are not real, and dz and dz (x - mean) are summed. by: mean, scale and bias of each channel.
+template <typename T, typename Activation>
+__device__ __forceinline__ void through_wide_norm(const float (&da)[8][4], T* xs, T* gradients, int rows, int channels,
+                                                  const float4* by, float (&sums)[2][8][2], float& to_beta, int lane,
+                                                  const Activation& activation) {
+#pragma unroll
+  for (int j = 0; j < 8; ++j) {
+    if (j * 8 >= channels) break;
+    const float4 norms[2] = {by[j * 8 + lane % 4 * 2], by[j * 8 + lane % 4 * 2 + 1]};
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int row = half * 8 + lane / 4, column = j * 8 + lane % 4 * 2;
+      auto* const x = reinterpret_cast<unsigned*>(Swizzled<T, group_rows>{xs}.at(row, column));
+      auto* const gradient = reinterpret_cast<unsigned*>(Swizzled<T, group_rows>{gradients}.at(row, column));
+      const float2 values = cuda_ext::unpack<T>(*x), found = cuda_ext::unpack<T>(*gradient);
+      float a[2] = {values.x, values.y}, g[2] = {found.x, found.y};
+#pragma unroll
+      for (int e = 0; e < 2; ++e) {
+        // Past the channels lies what others wrote; and of rows that are padding z may be infinite in half precision, and
+        // infinity times a dy of zero is no number.
+        const bool real = row < rows && column + e < channels;
+        const float centred = real ? a[e] - norms[e].x : 0.0f, z = centred * norms[e].y + norms[e].z;
+        const float dz = real ? activation.through(da[j][half * 2 + e], z, to_beta) : 0.0f;
+        a[e] = real ? activation.value(z) : 0.0f;
+        sums[0][j][e] += dz;
+        sums[1][j][e] += dz * centred;
+        g[e] += norms[e].y * dz;
+      }
+      *x = cuda_ext::pack<T>(a[0], a[1]);
+      *gradient = cuda_ext::pack<T>(g[0], g[1]);
+    }
+  }
+}
+
+// Copies a thread's part of 64 rows of 128 columns, of which so many are real; with `zeros` also zeros for the others.
+template <typename T, bool zeros>
+__device__ __forceinline__ void copy_rows(T* tile, const T* __restrict__ from, int64_t stride, int rows, int columns) {
+  static_assert(wide_outputs == wide_channels);
+  constexpr int lanes = wide_channels / 8, at_once = group_threads / lanes;
+  const int column = threadIdx.x % lanes * 8, row = threadIdx.x % group_threads / lanes;
+  if (!zeros && column >= columns) return;
+  T* const to = Swizzled<T, group_rows>{tile}.at(row, column);
+  const T* const first = from + row * stride + column;
+#pragma unroll
+  for (int i = 0; i < group_rows / at_once; ++i) {
+    const bool real = column < columns && row + i * at_once < rows;
+    if (zeros || real) copy_async<16>(to + i * at_once * 64, real ? first + i * at_once * stride : from, real);
+  }
+}
+
+// The channels of blockIdx.y of 64 rows at a time: two warpgroups take half of them each. given: dy alone, finished. The
+// gradient becomes what it is added to, which may be itself, and s dz.
+template <typename T>
+static __global__ void __launch_bounds__(3 * group_threads, 1)
+    wide_products_back(Given<T> given, const T* __restrict__ w, int64_t w_stride, const T* __restrict__ x,
+                       int64_t x_stride, int64_t rows, int channels, Norm norm, const T* added, int64_t added_stride,
+                       T* gradient, int64_t gradient_stride, float* partial, float* partial_beta,
+                       float* partial_weights) {
+  if constexpr (has_warpgroups) {
+    using Tile = Swizzled<T, group_rows>;
+    using Weights = Swizzled<T, wide_outputs>;
+    constexpr int users = 2 * group_threads, own_channels = wide_channels / 2, half_outputs = wide_outputs / 2;
+    extern __shared__ __align__(1024) unsigned char memory[];
+    auto& shared = *reinterpret_cast<WideBackwardShared<T>*>(memory);
+    const int thread = threadIdx.x, warp = thread / 32, lane = thread % 32;
+    const int side = warp / 4, own_rows = warp % 4 * 16;
+    const int outputs = given.outputs, width = ((channels + gridDim.y - 1) / gridDim.y + 15) / 16 * 16;
+    const int begin = blockIdx.y * width, count = min(width, channels - begin);
+    const int64_t tiles = (rows + group_rows - 1) / group_rows;
+    const auto rows_of = [&](int64_t tile) {
+      const int64_t left = rows - tile * group_rows;
+      return left < group_rows ? static_cast<int>(left) : group_rows;
+    };
+    if (thread == 0) Ring<wide_backward_stages>::begin(shared.barriers, users);
+    __syncthreads();
+    Ring<wide_backward_stages> ring(shared.barriers);
+    if (thread >= users) {
+      use_fewer_registers();
+      cuda_ext::wait_for_the_one_before();
+      for (int64_t tile = blockIdx.x; tile < tiles; tile += gridDim.x, ring.advance()) {
+        WideBackwardStage<T>& to = shared.stages[ring.stage];
+        const int64_t row = tile * group_rows;
+        const int real = rows_of(tile);
+        ring.await_empty();
+        // Where there is no dy it is zero for dW.
+        copy_rows<T, true>(to.dy, given.dy + row * outputs, outputs, real, outputs);
+        copy_rows<T, false>(to.x, x + row * x_stride + begin, x_stride, real, count);
+        copy_rows<T, false>(to.gradient, added + row * added_stride + begin, added_stride, real, count);
+        ring.fill();
+      }
+      await_copies<0>();
+      return;
+    }
+
+    use_more_registers<2>();
+    const auto sync = [&] { sync_threads<group_threads>(1 + side); };
+    const int first = side * own_channels, own = count - first;
+    // Zeros past the outputs, and for channels of another block, of which nothing is stored.
+    for (int i = thread % group_threads; i < wide_outputs * (own_channels / 8); i += group_threads) {
+      const int output = i / (own_channels / 8), column = first + i % (own_channels / 8) * 8;
+      const bool real = output < outputs && column < count;
+      copy_async<16>(Weights{shared.weights}.at(output, column), real ? w + output * w_stride + begin + column : w, real);
+    }
+    commit_copies();
+    for (int i = thread % group_threads; i < own_channels; i += group_threads) {
+      const int c = begin + first + i;
+      const bool real = i < own;
+      shared.by[first + i] = real ? make_float4(norm.mean[c], scale_and_shift(norm, c, channels).x, norm.bias[c], 0)
+                                  : make_float4(0, 0, 0, 0);
+    }
+    cuda_ext::wait_for_the_one_before();
+    await_copies<0>();
+    order_with_bulk_copies();
+    sync();
+
+    float sums[2][8][2] = {}, to_beta = 0, weights[2][8][4] = {};
+    for (int64_t tile = blockIdx.x; tile < tiles; tile += gridDim.x, ring.advance()) {
+      WideBackwardStage<T>& here = shared.stages[ring.stage];
+      const int real_rows = rows_of(tile);
+      float da[8][4];
+      unsigned a[wide_outputs / 16][4];
+      ring.await_full();
+#pragma unroll
+      for (int k = 0; k < wide_outputs / 16; ++k) {
+        load_matrices(a[k], Tile{here.dy}.address(own_rows + lane % 16, k * 16 + lane / 16 * 8));
+      }
+      begin_products();
+#pragma unroll
+      for (int k = 0; k < wide_outputs / 16; ++k) {
+        const unsigned from = Weights{shared.weights}.address(k * 16, first);
+        multiply_rows<T, true>(da, a[k], describe_swizzled(from), k > 0);
+      }
+      commit_products();
+      await_products<0>(da);
+      with_activation(norm, [&](const auto activation) {
+        through_wide_norm<T>(da, Tile{here.x}.at(own_rows, first), Tile{here.gradient}.at(own_rows, first),
+                             real_rows - own_rows, own, shared.by + first, sums, to_beta, lane, activation);
+      });
+      order_with_bulk_copies();
+      sync();
+      begin_products();
+#pragma unroll
+      for (int k = 0; k < group_rows; k += 16) {
+        const auto of_a = describe_swizzled(Tile{here.x}.address(k, first));
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+          const unsigned from = Tile{here.dy}.address(k, half * half_outputs);
+          multiply_panels<T>(weights[half], describe_swizzled(from), of_a, true);
+        }
+      }
+      commit_products();
+      constexpr int lanes = own_channels / 8, at_once = group_threads / lanes;
+      const int column = first + thread % lanes * 8, row = thread % group_threads / lanes;
+      T* const to = gradient + (tile * group_rows + row) * gradient_stride + begin + column;
+#pragma unroll
+      for (int i = 0; i < group_rows / at_once; ++i) {
+        if (column >= count || row + i * at_once >= real_rows) continue;
+        store(to + i * at_once * gradient_stride, load<T, 8>(Tile{here.gradient}.at(row + i * at_once, column)));
+      }
+      await_products<0>(weights[0]);
+      await_products<0>(weights[1]);
+      ring.release();
+    }
+    cuda_ext::let_the_next_start();
+#pragma unroll
+    for (int i = 0; i < 2 * 8 * 4; ++i) {
+      const int output = i / 32 * half_outputs + own_rows + i % 4 / 2 * 8 + lane / 4;
+      const int channel = i / 4 % 8 * 8 + lane % 4 * 2 + i % 2;
+      if (output < outputs && channel < own) {
+        partial_weights[(int64_t{blockIdx.x} * outputs + output) * channels + begin + first + channel] =
+            weights[i / 32][i / 4 % 8][i % 4];
+      }
+    }
+    float* const own_beta =
+        partial_beta == nullptr ? nullptr : partial_beta + (blockIdx.y * 2 + side) * gridDim.x + blockIdx.x;
+    store_gradients<4, 8, 1>(sums, to_beta, shared.sums[side], begin + first, begin + count, channels, partial, own_beta,
+                             thread % group_threads, sync);
+  }
+}
+
+}  // namespace cuda_ext::channels
