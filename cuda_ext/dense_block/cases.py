@@ -11,11 +11,9 @@ from cuda_ext.batch_norm_activation.cases import compare, refuse_difference
 from cuda_ext.case import Case, begin, compiled, forward_and_backward_of
 from cuda_ext.dense_block import Halves, dense_block, products_fit
 
-# Rows, outputs and channels that reach every kernel of the 1x1 convolution.
-PRODUCTS = (
-    (300, 48, 36), (70, 56, 100), (200, 136, 72), (9000, 48, 72), (34000, 48, 36), (300, 72, 36), (13000, 128, 200),
-    (200, 128, 992),
-)  # fmt: skip
+# Rows, outputs and channels that reach every kernel of the 1x1 convolution, and those of warpgroups.
+PRODUCTS = (300, 48, 36), (70, 56, 100), (200, 136, 72), (9000, 48, 72), (34000, 48, 36)
+WIDE_PRODUCTS = (300, 72, 36), (18000, 128, 200), (200, 128, 992)
 
 
 @dataclass(frozen=True)
@@ -97,8 +95,8 @@ def _eager(x: Tensor, *parameters: Tensor) -> Tensor:
 
 def exercise() -> None:
     """Run the kernels at shapes that reach every branch, and compare with the reference."""
-    for rows, outputs, channels in PRODUCTS:
-        _exercise_product(torch.bfloat16, rows, outputs, channels)
+    for sizes in PRODUCTS:
+        _exercise_product(torch.bfloat16, *sizes)
     for images in ((3, 9, 7, 48, 12), (70, 1, 1, 64, 6), (1, 3, 40, 40, 16), (70, 16, 16, 48, 12)):
         _exercise_convolution(torch.bfloat16, *images)
     begin("dense_block", (2, 24, 9, 7), torch.bfloat16)
@@ -106,6 +104,8 @@ def exercise() -> None:
     y = _block(x, *parameters)
     refuse_difference("dense_block", y, _eager(*(tensor.detach().double() for tensor in (x, *parameters))))
     y.float().square().sum().backward()
+    for sizes in WIDE_PRODUCTS:
+        _exercise_product(torch.bfloat16, *sizes)
 
 
 def _few() -> list[Tensor]:

@@ -84,6 +84,8 @@ __device__ __forceinline__ void load_finished(unsigned (&a)[4], T* dy, const T* 
   if (!finishes) return;
   unsigned ys[4];
   load_matrices(ys, y + of_lane);
+  // Before one lane writes what another has read.
+  __syncwarp();
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
     const int row = i % 2 * 8 + lane / 4, output = k + i / 2 * 8 + lane % 4 * 2;
