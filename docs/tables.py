@@ -971,21 +971,10 @@ def speed_han() -> Table:
     return ["batch", "documents per second", "precision", "best peer", "its form, in a CUDA graph", "ratio"], rows
 
 
-# The newest last: its variants stand in place of those of an earlier run.
-DENSENETS = {
-    "densenet-bc-100-12": ("2026-11-30",),
-    "densenet-121": ("2026-11-23", "2026-11-29"),
-}
-
-
 def speed_densenet() -> Table:
     rows = []
-    for name, days in DENSENETS.items():
-        variants = {}
-        for day in days:
-            for result in read_json(f"benchmarks/results/{day}-nvidia-h200-{name}.json")["results"]:
-                variants[result["variant"], result["batch"]] = result
-        for result in variants.values():
+    for name in ("densenet-bc-100-12", "densenet-121"):
+        for result in newest(f"nvidia-h200-{name}")["results"]:
             rows.append(
                 [
                     result["network"],
