@@ -148,9 +148,7 @@ def has_warpgroups(device: torch.device) -> bool:
     if unfit(device) is not None:
         return False
     about: Any = build.built()
-    return torch.cuda.get_device_capability(device) == (9, 0) and [9, 0] in [
-        list(gpu) for gpu in about["architectures"]
-    ]
+    return torch.cuda.get_device_capability(device) == (9, 0) and [9, 0] in about["architectures"]
 
 
 def lacks_shared_memory(name: str, device: torch.device) -> str | None:

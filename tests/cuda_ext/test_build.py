@@ -251,6 +251,22 @@ def test_a_library_for_one_gpu_serves_later_ones_and_no_older_one(gpu, capabilit
     assert library.runs_on([gpu], build.ptx_of([gpu]), capability) is runs
 
 
+@pytest.mark.parametrize(
+    ("gpus", "capability", "has"),
+    [
+        (build.ARCHITECTURES, (9, 0), True),
+        (build.ARCHITECTURES, (8, 9), False),
+        (build.ARCHITECTURES, (10, 0), False),
+        ([(8, 0)], (9, 0), False),
+    ],
+)
+def test_only_a_hopper_with_its_own_code_multiplies_by_warpgroups(monkeypatch, gpus, capability, has):
+    monkeypatch.setattr(build, "built", lambda: {"architectures": build.capabilities(gpus)})
+    monkeypatch.setattr(library, "unfit", lambda device: None)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    assert library.has_warpgroups.__wrapped__(torch.device("cuda", 0)) is has
+
+
 def unfit_on_a_gpu(monkeypatch, built):
     """Why the library, as library.json would describe it, does not serve a Turing GPU."""
     monkeypatch.setattr(torch.version, "cuda", "13.0")
