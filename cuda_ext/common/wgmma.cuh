@@ -2,8 +2,8 @@
 //
 // A warp's part of c and of a, when a is in registers, is drawn in mma.cuh: its columns are tiles of 8 one beside the other.
 // Operands in shared memory are read by their descriptors, and lie in panels of 8 columns: 16 bytes a row, one row after
-// the other; or in tiles of 64 columns: 128 bytes a row, swizzled. Both may be read along either of their sides. Code for other GPUs has nothing of this: it must not be reached
-// where `has_warpgroups` is false.
+// the other; or in tiles of 64 columns: 128 bytes a row, swizzled. Both may be read along either of their sides. Code for
+// other GPUs has nothing of this: it must not be reached where `has_warpgroups` is false.
 #pragma once
 
 #include "mma.cuh"

@@ -223,9 +223,8 @@ static __global__ void __launch_bounds__(warps * 32, 16 / warps)
   }
   cuda_ext::let_the_next_start();
   if (partial == nullptr) return;
-  share_sums<NT, group>(shared_sums + thread / 32 * 2 * NT * 8, sums, lane);
-  __syncthreads();
-  store_sums<NT, warps>(partial, shared_sums, center, rows_of_block(images.rows, tiles, pixels), outputs, 0);
+  store_sums<NT, warps, group>(partial, sums, shared_sums, center, rows_of_block(images.rows, tiles, pixels), outputs, 0,
+                               [] { __syncthreads(); });
 }
 
 // What da of 16 pixels and 8 NT channels, a warp's products, gives to the norm: s dz to g, and sums of dz and of

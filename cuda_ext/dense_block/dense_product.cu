@@ -172,9 +172,8 @@ __global__ void __launch_bounds__(threads, 2)
   await_copies<0>();
   cuda_ext::let_the_next_start();
   if (partial == nullptr) return;
-  share_sums<NT, group>(shared_sums + warp * 2 * NT * 8, sums, lane);
-  __syncthreads();
-  store_sums<NT, warps>(partial, shared_sums, center, rows_of_block(rows, tiles, tile_rows), outputs, first_output);
+  store_sums<NT, warps, group>(partial, sums, shared_sums, center, rows_of_block(rows, tiles, tile_rows), outputs,
+                               first_output, [] { __syncthreads(); });
 }
 
 // A kernel, how many threads, bytes of shared memory, rows and outputs a block of it has, and blocks a multiprocessor.

@@ -116,12 +116,15 @@ __device__ __forceinline__ void share_sums(float* to, float (&sums)[2][NT][2], i
   }
 }
 
-// The block's sums of its outputs and of their squares, of all of its `count` rows, and from zero on, in double, of what
-// `warps` warps shared of the same outputs. They are the block's first.
-template <int NT, int warps>
-__device__ __forceinline__ void store_sums(double* partial, const float* shared_sums, const float* center, int64_t count,
-                                           int outputs, int first_output) {
-  for (int n = threadIdx.x; n < NT * 8; n += warps * 32) {
+// The block's sums of its outputs and of their squares, of all of its `count` rows, and from zero on, in double. Its first
+// `warps` warps hold the same outputs; sync waits for them.
+template <int NT, int warps, int group, typename Sync>
+__device__ __forceinline__ void store_sums(double* partial, float (&sums)[2][NT][2], float* shared_sums,
+                                           const float* center, int64_t count, int outputs, int first_output, Sync sync) {
+  const int thread = threadIdx.x;
+  share_sums<NT, group>(shared_sums + thread / 32 * 2 * NT * 8, sums, thread % 32);
+  sync();
+  for (int n = thread; n < NT * 8; n += warps * 32) {
     double sum = 0, square = 0;
     for (int i = 0; i < warps; ++i) {
       sum += shared_sums[i * 2 * NT * 8 + n];
@@ -150,19 +153,20 @@ __device__ inline int64_t rows_of_block(int64_t rows, int64_t tiles, int tile_ro
 template <int group>
 constexpr __host__ __device__ int in_table(int channel) { return channel + channel / (2 * group); }
 
+__device__ inline float4 table_entry(const Norm& norm, int c, int channels) {
+  return c < channels ? make_float4(norm.mean[c], scale_and_shift(norm, c, channels).x, norm.bias[c], 0) : float4{};
+}
+
 template <int group>
 __device__ void fill_table(float4* table, const Norm& norm, int first, int count, int channels) {
   for (int i = threadIdx.x; i < count; i += blockDim.x) {
-    const int c = first + i;
-    float4& own = table[in_table<group>(i)];
-    own = make_float4(0, 0, 0, 0);
-    if (c < channels) own = make_float4(norm.mean[c], scale_and_shift(norm, c, channels).x, norm.bias[c], 0);
+    table[in_table<group>(i)] = table_entry(norm, first + i, channels);
   }
 }
 
-// A block's place among numbers of which each block has one, if there are any.
-__device__ inline float* place_of_block(float* numbers) {
-  return numbers == nullptr ? nullptr : numbers + blockIdx.y * gridDim.x + blockIdx.x;
+// A block's place among numbers of which each of its `sides` has one, if there are any.
+__device__ inline float* place_of_block(float* numbers, int side = 0, int sides = 1) {
+  return numbers == nullptr ? nullptr : numbers + (blockIdx.y * sides + side) * gridDim.x + blockIdx.x;
 }
 
 // The sums of W warps, in which this is `thread`: partial[blockIdx.x][quantity][channel] from the first channel to the last,

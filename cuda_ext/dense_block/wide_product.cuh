@@ -223,10 +223,8 @@ static __global__ void __launch_bounds__((groups + 1) * group_threads, wide_resi
     if (partial == nullptr) return;
     // Where the tiles were.
     sync();
-    float* const shared_sums = reinterpret_cast<float*>(memory);
-    share_sums<wide_tiles, group>(shared_sums + warp * 2 * wide_outputs, sums, lane);
-    sync();
-    store_sums<wide_tiles, warps>(partial, shared_sums, shared.center, rows_of_block(rows, tiles, tile_rows), outputs, 0);
+    store_sums<wide_tiles, warps, group>(partial, sums, reinterpret_cast<float*>(memory), shared.center,
+                                         rows_of_block(rows, tiles, tile_rows), outputs, 0, sync);
   }
 }
 

@@ -77,6 +77,32 @@ __device__ __forceinline__ void copy_rows(T* tile, const T* __restrict__ from, i
   }
 }
 
+__device__ inline int rows_of_tile(int64_t tile, int64_t rows) {
+  const int64_t left = rows - tile * group_rows;
+  return left < group_rows ? static_cast<int>(left) : group_rows;
+}
+
+// What the copying warpgroup does: all of a block's tiles to the stages. x, added: from the block's first channel on.
+template <typename T>
+__device__ __forceinline__ void copy_wide_tiles(WideBackwardShared<T>& shared, const Given<T>& given, const T* __restrict__ x,
+                                                int64_t x_stride, const T* added, int64_t added_stride, int64_t rows,
+                                                int channels) {
+  const int64_t tiles = (rows + group_rows - 1) / group_rows;
+  Ring<wide_backward_stages> ring(shared.barriers);
+  for (int64_t tile = blockIdx.x; tile < tiles; tile += gridDim.x, ring.advance()) {
+    WideBackwardStage<T>& to = shared.stages[ring.stage];
+    const int64_t row = tile * group_rows;
+    const int real = rows_of_tile(tile, rows);
+    ring.await_empty();
+    // Where there is no dy it is zero for dW.
+    copy_rows<T, true>(to.dy, given.dy + row * given.outputs, given.outputs, real, given.outputs);
+    copy_rows<T, false>(to.x, x + row * x_stride, x_stride, real, channels);
+    copy_rows<T, false>(to.gradient, added + row * added_stride, added_stride, real, channels);
+    ring.fill();
+  }
+  await_copies<0>();
+}
+
 // The channels of blockIdx.y of 64 rows at a time: two warpgroups take half of them each. given: dy alone, finished. The
 // gradient becomes what it is added to, which may be itself, and s dz.
 template <typename T>
@@ -96,28 +122,12 @@ static __global__ void __launch_bounds__(3 * group_threads, 1)
     const int outputs = given.outputs, width = ((channels + gridDim.y - 1) / gridDim.y + 15) / 16 * 16;
     const int begin = blockIdx.y * width, count = min(width, channels - begin);
     const int64_t tiles = (rows + group_rows - 1) / group_rows;
-    const auto rows_of = [&](int64_t tile) {
-      const int64_t left = rows - tile * group_rows;
-      return left < group_rows ? static_cast<int>(left) : group_rows;
-    };
     if (thread == 0) Ring<wide_backward_stages>::begin(shared.barriers, users);
     __syncthreads();
-    Ring<wide_backward_stages> ring(shared.barriers);
     if (thread >= users) {
       use_fewer_registers();
       cuda_ext::wait_for_the_one_before();
-      for (int64_t tile = blockIdx.x; tile < tiles; tile += gridDim.x, ring.advance()) {
-        WideBackwardStage<T>& to = shared.stages[ring.stage];
-        const int64_t row = tile * group_rows;
-        const int real = rows_of(tile);
-        ring.await_empty();
-        // Where there is no dy it is zero for dW.
-        copy_rows<T, true>(to.dy, given.dy + row * outputs, outputs, real, outputs);
-        copy_rows<T, false>(to.x, x + row * x_stride + begin, x_stride, real, count);
-        copy_rows<T, false>(to.gradient, added + row * added_stride + begin, added_stride, real, count);
-        ring.fill();
-      }
-      await_copies<0>();
+      copy_wide_tiles(shared, given, x + begin, x_stride, added + begin, added_stride, rows, count);
       return;
     }
 
@@ -132,10 +142,7 @@ static __global__ void __launch_bounds__(3 * group_threads, 1)
     }
     commit_copies();
     for (int i = thread % group_threads; i < own_channels; i += group_threads) {
-      const int c = begin + first + i;
-      const bool real = i < own;
-      shared.by[first + i] = real ? make_float4(norm.mean[c], scale_and_shift(norm, c, channels).x, norm.bias[c], 0)
-                                  : make_float4(0, 0, 0, 0);
+      shared.by[first + i] = table_entry(norm, begin + first + i, begin + count);
     }
     cuda_ext::wait_for_the_one_before();
     await_copies<0>();
@@ -143,9 +150,10 @@ static __global__ void __launch_bounds__(3 * group_threads, 1)
     sync();
 
     float sums[2][8][2] = {}, to_beta = 0, weights[2][8][4] = {};
+    Ring<wide_backward_stages> ring(shared.barriers);
     for (int64_t tile = blockIdx.x; tile < tiles; tile += gridDim.x, ring.advance()) {
       WideBackwardStage<T>& here = shared.stages[ring.stage];
-      const int real_rows = rows_of(tile);
+      const int real_rows = rows_of_tile(tile, rows);
       float da[8][4];
       unsigned a[wide_outputs / 16][4];
       ring.await_full();
@@ -200,10 +208,8 @@ static __global__ void __launch_bounds__(3 * group_threads, 1)
             weights[i / 32][i / 4 % 8][i % 4];
       }
     }
-    float* const own_beta =
-        partial_beta == nullptr ? nullptr : partial_beta + (blockIdx.y * 2 + side) * gridDim.x + blockIdx.x;
-    store_gradients<4, 8, 1>(sums, to_beta, shared.sums[side], begin + first, begin + count, channels, partial, own_beta,
-                             thread % group_threads, sync);
+    store_gradients<4, 8, 1>(sums, to_beta, shared.sums[side], begin + first, begin + count, channels, partial,
+                             place_of_block(partial_beta, side, 2), thread % group_threads, sync);
   }
 }
 
