@@ -25,18 +25,33 @@ namespace cuda_ext::channels {
 
 constexpr int taps = 9;
 
+// Divides numbers below 2^31 by a multiplication (Granlund and Montgomery, Division by Invariant Integers using
+// Multiplication, 1994, figure 4.1).
+struct Divisor {
+  unsigned multiplier, shift = 0;
+
+  explicit Divisor(int64_t by) {
+    while (int64_t{1} << shift < by) ++shift;
+    multiplier = static_cast<unsigned>((((int64_t{1} << shift) - by) << 32) / by + 1);
+  }
+  __device__ friend int operator/(int number, const Divisor& by) {
+    return static_cast<int>((__umulhi(by.multiplier, number) + number) >> by.shift);
+  }
+};
+
 struct Images {
   int rows, height, width;
+  Divisor of_width{width}, of_pixels{int64_t{height} * width}, of_pitch{width + 1}, of_lines{height + 1};
 
   __host__ __device__ int pitch() const { return width + 1; }
 
   // A pixel's slot, counted from the first pixel.
-  __host__ __device__ int place(int row) const { return row + row / width + row / (height * width) * pitch(); }
+  __device__ int place(int row) const { return row + row / of_width + row / of_pixels * pitch(); }
 
   // The row of a slot's pixel; -1 in a slot of zeros.
   __device__ int row_at(int place) const {
     if (place < 0) return -1;
-    const int line = place / pitch(), column = place - line * pitch(), image = line / (height + 1);
+    const int line = place / of_pitch, column = place - line * pitch(), image = line / of_lines;
     const int row = (line - image) * width + column;
     return column < width && line - image * (height + 1) < height && row < rows ? row : -1;
   }
@@ -65,36 +80,66 @@ struct Tile {
   }
 };
 
-// C columns of a tile's rows to their slots, while the threads go on; zeros where there is no row, and beyond the columns.
-template <typename T, int C, int threads>
-__device__ __forceinline__ void copy_slots(T* to, const T* __restrict__ from, int columns, int slots, const int* rows) {
-  constexpr int lanes = C / 8, at_once = threads / lanes;
-  const int column = threadIdx.x % lanes * 8, group = threadIdx.x / lanes;
+// Calls `function` with each slot, its row and a column: a thread has V of C columns, and the same slots in each call. It
+// reads the rows of four slots at once.
+template <int C, int V, int threads, typename Function>
+__device__ __forceinline__ void for_each_slot(int slots, const int* rows, Function function) {
+  constexpr int lanes = C / V, at_once = threads / lanes, ahead = 4;
+  const int column = threadIdx.x % lanes * V, group = threadIdx.x / lanes;
   if (group >= at_once) return;
-  for (int slot = group; slot < slots; slot += at_once) {
-    const int row = rows[slot];
-    const bool real = row >= 0 && column < columns;
-    copy_async<16>(to + slot * (C + skew) + column, real ? from + int64_t{row} * columns + column : from, real);
+  for (int first = group; first < slots; first += ahead * at_once) {
+    int own[ahead];
+#pragma unroll
+    for (int i = 0; i < ahead; ++i) own[i] = rows[min(first + i * at_once, slots - 1)];
+#pragma unroll
+    for (int i = 0; i < ahead; ++i) {
+      if (first + i * at_once < slots) function(first + i * at_once, own[i], column);
+    }
   }
+}
+
+// V columns of a row to its slot of C, while the thread goes on; zeros where there is no row, and beyond the columns.
+template <typename T, int C, int V>
+__device__ __forceinline__ void copy_slot(T* to, const T* __restrict__ from, int64_t from_stride, int columns, int slot, int row,
+                                          int column) {
+  const bool real = row >= 0 && column < columns;
+  copy_async<V * sizeof(T)>(to + slot * (C + skew) + column, real ? from + row * from_stride + column : from, real);
 }
 
 // Applies norm and activation to a tile in its slots, but for those of zeros.
 template <typename T, int C, int threads, typename Activation>
 __device__ __forceinline__ void activate(T* tile, const float2 (&by)[8], int slots, const int* rows,
                                          const Activation& activation) {
-  constexpr int lanes = C / 8, at_once = threads / lanes;
-  const int column = threadIdx.x % lanes * 8, group = threadIdx.x / lanes;
-  if (group >= at_once) return;
-#pragma unroll 2
-  for (int slot = group; slot < slots; slot += at_once) {
-    if (rows[slot] < 0) continue;
+  for_each_slot<C, 8, threads>(slots, rows, [&](int slot, int row, int column) {
+    if (row < 0) return;
     T* const own = tile + slot * (C + skew) + column;
     float values[8];
     unpack(load<T, 8>(own), values);
 #pragma unroll
     for (int v = 0; v < 8; ++v) values[v] = activation.value(values[v] * by[v].x + by[v].y);
     store(own, packed<T, 8>(values));
+  });
+}
+
+// Makes whole what the thread itself has copied of a gradient and of y, in the gradient's slots; table: as fill_finish has it.
+template <typename T, int C, int V, int threads>
+__device__ __forceinline__ void finish_slots(T* dy, const T* y, const float* table, int columns, int slots, const int* rows) {
+  const int column = threadIdx.x % (C / V) * V;
+  float2 slope[V / 2], rest[V / 2];
+#pragma unroll
+  for (int v = 0; v < V / 2; ++v) {
+    slope[v] = *reinterpret_cast<const float2*>(table + column + 2 * v);
+    rest[v] = *reinterpret_cast<const float2*>(table + C + column + 2 * v);
   }
+  for_each_slot<C, V, threads>(slots, rows, [&](int slot, int row, int) {
+    if (row < 0 || column >= columns) return;
+    auto* const own = reinterpret_cast<unsigned*>(dy + slot * (C + skew) + column);
+    auto values = load<unsigned, V / 2>(own);
+    const auto ys = load<unsigned, V / 2>(reinterpret_cast<const unsigned*>(y + slot * (C + skew) + column));
+#pragma unroll
+    for (int v = 0; v < V / 2; ++v) values.values[v] = finished_pair<T>(values.values[v], ys.values[v], slope[v], rest[v]);
+    store(own, values);
+  });
 }
 
 // y of NT products of a row, from their words; `whole`: in lanes of 2 group.
@@ -154,7 +199,12 @@ static __global__ void __launch_bounds__(warps * 32, 16 / warps)
 #pragma unroll
   for (int v = 0; v < 8; ++v) by[v] = scale_and_shift(norm, thread % (C / 8) * 8 + v, channels);
   __syncthreads();
-  copy_slots<T, C, threads>(staged, x, channels, here.slots, rows);
+  const auto copy = [&](const Tile& tile, int stage) {
+    for_each_slot<C, 8, threads>(tile.slots, rows + stage * slots, [&](int slot, int row, int column) {
+      copy_slot<T, C, 8>(staged + stage * slots * stride, x, channels, channels, slot, row, column);
+    });
+  };
+  copy(here, 0);
   commit_copies();
 
   float sums[2][NT][2] = {};
@@ -165,10 +215,7 @@ static __global__ void __launch_bounds__(warps * 32, 16 / warps)
     int* const own_rows = rows + stage * slots;
     await_copies<0>();
     __syncthreads();
-    if (tile + step < tiles) {
-      const Tile next(images, tile + step, pixels);
-      copy_slots<T, C, threads>(staged + (stage ^ 1) * slots * stride, x, channels, next.slots, rows + (stage ^ 1) * slots);
-    }
+    if (tile + step < tiles) copy(Tile(images, tile + step, pixels), stage ^ 1);
     commit_copies();
     with_activation(norm, [&](const auto activation) { activate<T, C, threads>(xs, by, here.slots, own_rows, activation); });
     __syncthreads();
@@ -233,6 +280,7 @@ template <typename T, int NT, int group, typename Activation>
 __device__ __forceinline__ void through_norm(const float (&da)[NT][4], T* xs, T* __restrict__ g, int pixels, int channels,
                                              const float4* by, float (&sums)[2][NT][2], float& to_beta, int lane,
                                              const Activation& activation) {
+  T* const own_g = g + lane / 4 * channels;
 #pragma unroll
   for (int j = 0; j < NT; j += group) {
     const int channel = output_of<group>(j, lane % 4 * 2);
@@ -260,7 +308,7 @@ __device__ __forceinline__ void through_norm(const float (&da)[NT][4], T* xs, T*
     for (int half = 0; half < 2; ++half) {
       const int pixel = half * 8 + lane / 4;
       store(xs + pixel * (NT * 8 + skew) + channel, packed<T, 2 * group>(values[half]));
-      if (pixel < pixels) store(g + int64_t{pixel} * channels + channel, packed<T, 2 * group>(found[half]));
+      if (pixel < pixels) store(own_g + half * 8 * channels + channel, packed<T, 2 * group>(found[half]));
     }
   }
 }
@@ -291,32 +339,41 @@ __device__ __forceinline__ void store_filters(float (&product)[3][J][4], float* 
     for (int i = 0; i < numbers; ++i) product[i / (J * 4)][i / 4 % J][i % 4] += own[i];
   }
 #pragma unroll
-  for (int i = 0; i < numbers; ++i) {
-    const int tap = line * 3 + i / (J * 4), j = i / 4 % J;
-    const int output = i % 4 / 2 * 8 + lane / 4, channel = first_channel + j * 8 + lane % 4 * 2 + i % 2;
-    if (output < growth && channel < channels) {
-      partial[((int64_t{blockIdx.x} * growth + output) * taps + tap) * channels + channel] = product[i / (J * 4)][j][i % 4];
+  for (int half_of_outputs = 0; half_of_outputs < 2; ++half_of_outputs) {
+    const int output = half_of_outputs * 8 + lane / 4;
+    if (output >= growth) continue;
+    float* const to = partial + ((int64_t{blockIdx.x} * growth + output) * taps + line * 3) * channels + first_channel +
+                      lane % 4 * 2;
+#pragma unroll
+    for (int i = 0; i < 3 * J; ++i) {
+      const int tap = i / J, j = i % J;
+      if (first_channel + j * 8 >= channels) continue;
+      const float(&found)[4] = product[tap][j];
+      *reinterpret_cast<float2*>(to + tap * channels + j * 8) = {found[half_of_outputs * 2], found[half_of_outputs * 2 + 1]};
     }
   }
 }
 
-// A block takes 16 outputs and C channels of 96 pixels: a warp 16 of the pixels for da, and three taps for dw.
-template <typename T, int C>
+// A block takes 16 outputs and C channels of 96 pixels: a warp 16 of the pixels for da, and three taps for dw. What norms
+// behind y pass on becomes whole where it is staged; of dy a thread copies V columns at once.
+template <typename T, int C, int V>
 static __global__ void __launch_bounds__(backward_warps * 32, 2)
-    convolve_back(const T* __restrict__ dy, int outputs, const T* __restrict__ filters, const T* __restrict__ x,
-                  int channels, Images images, int pixels, int slots, Norm norm, T* __restrict__ g, int growth,
-                  float* partial, float* partial_beta, float* partial_filters) {
+    convolve_back(Given<T> given, int outputs, const T* __restrict__ filters, const T* __restrict__ x, int channels,
+                  Images images, int pixels, int slots, Norm norm, T* __restrict__ g, int growth, float* partial,
+                  float* partial_beta, float* partial_filters) {
   constexpr int threads = backward_warps * 32, M = backward_pixels, K = outputs_at_most, stride = K + skew;
   constexpr int NT = C / 8, group = NT % 4 ? 2 : 4, x_stride = C + skew, own_products = shares_pixels(C) ? NT : NT / 2;
   constexpr unsigned size = sizeof(T);
   extern __shared__ __align__(128) unsigned char memory[];
   T* const staged_x = reinterpret_cast<T*>(memory);
   T* const staged_dy = staged_x + 2 * M * x_stride;
-  T* const ws = staged_dy + 2 * slots * stride;
+  T* const staged_y = staged_dy + 2 * slots * stride;
+  T* const ws = staged_y + (given.y == nullptr ? 0 : 2 * slots * stride);
   float4* const by = reinterpret_cast<float4*>(ws + taps * K * x_stride);
   float* const shared_sums = reinterpret_cast<float*>(by + in_table<group>(C));
-  int* const rows = reinterpret_cast<int*>(shared_sums + backward_warps * (2 * C + 1));
-  int* const places = rows + slots;
+  float* const table = shared_sums + backward_warps * (2 * C + 1);
+  int* const rows = reinterpret_cast<int*>(table + 2 * K);
+  int* const places = rows + 2 * slots;
   const int thread = threadIdx.x, warp = thread / 32, lane = thread % 32, own = warp * 16;
   const int tiles = (images.rows + pixels - 1) / pixels, step = gridDim.x;
 
@@ -328,7 +385,11 @@ static __global__ void __launch_bounds__(backward_warps * 32, 2)
   }
   fill_table<group>(by, norm, 0, C, channels);
   const auto copy = [&](const Tile& tile, int stage) {
-    copy_slots<T, K, threads>(staged_dy + stage * slots * stride, dy, outputs, tile.slots, rows);
+    T *const to_dy = staged_dy + stage * slots * stride, *const to_y = staged_y + stage * slots * stride;
+    for_each_slot<K, V, threads>(tile.slots, rows + stage * slots, [&](int slot, int row, int column) {
+      copy_slot<T, K, V>(to_dy, given.dy, given.dy_stride, given.outputs, slot, row, column);
+      if (given.y != nullptr) copy_slot<T, K, V>(to_y, given.y, given.y_stride, given.outputs, slot, row, column);
+    });
     for (int i = thread; i < M * NT; i += threads) {
       const int pixel = i / NT, c = i % NT * 8;
       const bool real = pixel < tile.count && c < channels;
@@ -339,12 +400,12 @@ static __global__ void __launch_bounds__(backward_warps * 32, 2)
   Tile here(images, blockIdx.x, pixels);
   here.find_rows(images, rows);
   here.find_places(images, M, places);
+  if (blockIdx.x + step < tiles) Tile(images, blockIdx.x + step, pixels).find_rows(images, rows + slots);
   cuda_ext::wait_for_the_one_before();
+  if (given.y != nullptr) fill_finish<K>(table, given, thread, threads);
   __syncthreads();
   copy(here, 0);
   commit_copies();
-  __syncthreads();
-  if (blockIdx.x + step < tiles) Tile(images, blockIdx.x + step, pixels).find_rows(images, rows);
 
   const int line = warp / 2, share = shares_pixels(C) ? warp % 2 : 0, own_channel = shares_pixels(C) ? 0 : warp % 2 * (C / 2);
   float sums[2][NT][2] = {}, to_beta = 0, filter_products[3][own_products][4] = {};
@@ -352,9 +413,13 @@ static __global__ void __launch_bounds__(backward_warps * 32, 2)
   for (int tile = blockIdx.x; tile < tiles; tile += step, stage ^= 1) {
     here = Tile(images, tile, pixels);
     T* const xs = staged_x + stage * M * x_stride;
-    const T* const dys = staged_dy + stage * slots * stride;
+    T* const dys = staged_dy + stage * slots * stride;
     const int* const own_places = places + stage * M;
+    int* const own_rows = rows + stage * slots;
     await_copies<0>();
+    if (given.y != nullptr) {
+      finish_slots<T, K, V, threads>(dys, staged_y + stage * slots * stride, table, given.outputs, here.slots, own_rows);
+    }
     __syncthreads();
     if (tile + step < tiles) copy(Tile(images, tile + step, pixels), stage ^ 1);
     commit_copies();
@@ -380,7 +445,7 @@ static __global__ void __launch_bounds__(backward_warps * 32, 2)
     });
     __syncthreads();
     if (tile + step < tiles) Tile(images, tile + step, pixels).find_places(images, M, places + (stage ^ 1) * M);
-    if (tile + 2 * step < tiles) Tile(images, tile + 2 * step, pixels).find_rows(images, rows);
+    if (tile + 2 * step < tiles) Tile(images, tile + 2 * step, pixels).find_rows(images, own_rows);
     const T* const dys_from = dys + ((2 - line) * images.pitch() + 2) * stride + lane / 8 % 2 * 8;
     const T* const xs_from = xs + lane % 16 * x_stride + own_channel + lane / 16 * 8;
 #pragma unroll

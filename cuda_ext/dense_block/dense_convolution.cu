@@ -48,7 +48,7 @@ Images images_of(const Tensor& x, int64_t height, int64_t width) {
   // A slot for each pixel, behind each line, and of a line behind each image, and around them.
   STD_TORCH_CHECK((x.size(0) / width + x.size(0) / (height * width) + 2) * (width + 1) < (int64_t{1} << 31),
                   "dense_convolution: too many rows, ", x.size(0));
-  return {static_cast<int>(x.size(0)), static_cast<int>(height), static_cast<int>(width)};
+  return Images{static_cast<int>(x.size(0)), static_cast<int>(height), static_cast<int>(width)};
 }
 
 // x: rows of channels, without gaps; filters: outputs x 3 x 3 x channels; dy: rows of outputs.
@@ -99,15 +99,17 @@ void convolve_with(const Tensor& x, const Tensor& filters, const Norm& norm, con
                          outputs, vector(x, mean, outputs, "mean"), vector(x, variance, outputs, "variance"));
 }
 
-template <typename T, int C>
-void convolve_back_with(const Tensor& dy, const Tensor& filters, const Tensor& x, const Norm& norm,
+template <typename T, int C, int V>
+void convolve_back_with(const Given<T>& given, const Tensor& filters, const Tensor& x, const Norm& norm,
                         const Images& images, bool training, int growth, const Tensor& g, const Gradients& to) {
   constexpr int K = outputs_at_most, threads_of_block = backward_warps * 32;
-  const auto kernel = convolve_back<T, C>;
-  const auto bytes_of = [](int slots) {
-    const int staged = 2 * backward_pixels * (C + skew) * 2 + 2 * slots * (K + skew) * 2;
-    const int lasting = taps * K * (C + skew) * 2 + in_table<C / 8 % 4 ? 2 : 4>(C) * 16 + backward_warps * (2 * C + 1) * 4;
-    return staged + lasting + (slots + 2 * backward_pixels) * 4;
+  const auto kernel = convolve_back<T, C, V>;
+  const auto bytes_of = [&](int slots) {
+    const int of_dy = 2 * slots * (K + skew) * 2;
+    const int staged = 2 * backward_pixels * (C + skew) * 2 + of_dy + (given.y == nullptr ? 0 : of_dy);
+    const int lasting = taps * K * (C + skew) * 2 + in_table<C / 8 % 4 ? 2 : 4>(C) * 16 +
+                        (backward_warps * (2 * C + 1) + 2 * K) * 4;
+    return staged + lasting + 2 * (slots + backward_pixels) * 4;
   };
   const Cut by = cut(images, backward_pixels, bytes_of);
   const int bytes = bytes_of(by.slots), blocks = std::min(by.tiles, blocks_at_once(kernel, threads_of_block, bytes));
@@ -119,9 +121,9 @@ void convolve_back_with(const Tensor& dy, const Tensor& filters, const Tensor& x
   float* const betas = norm.beta != nullptr ? sums + int64_t{blocks} * 2 * channels : nullptr;
   const cudaStream_t stream = cuda_ext::current_stream(x.get_device_index());
   cuda_ext::launch(kernel, {dim3(blocks), dim3(threads_of_block), static_cast<std::size_t>(bytes), stream, true},
-                   static_cast<const T*>(dy.data_ptr()), static_cast<int>(dy.size(1)),
-                   static_cast<const T*>(filters.data_ptr()), static_cast<const T*>(x.data_ptr()), channels, images,
-                   by.pixels, by.slots, norm, static_cast<T*>(g.data_ptr()), growth, sums, betas, weights);
+                   given, static_cast<int>(filters.size(0)), static_cast<const T*>(filters.data_ptr()),
+                   static_cast<const T*>(x.data_ptr()), channels, images, by.pixels, by.slots, norm,
+                   static_cast<T*>(g.data_ptr()), growth, sums, betas, weights);
   launch_finish({weights, size, sums, betas, blocks, blocks}, to, images.rows, channels, norm, training, stream);
 }
 
@@ -170,10 +172,11 @@ void dense_convolution(Tensor x, Tensor filters, Tensor weight, Tensor bias, Ten
   });
 }
 
-// dy with its part of slope and offset, in rows of as many columns as there are filters.
+// dy and what makes it whole. Where its columns are not copied two at once, it is made whole here: in `whole`, of as many
+// columns as there are filters.
 template <typename T>
-Tensor whole_of(const Tensor& dy, const Tensor& y, const Tensor& filters, const Tensor& mean, const Tensor& slope,
-                const Tensor& offset) {
+Given<T> given_of(const Tensor& dy, const Tensor& y, const Tensor& filters, const Tensor& mean, const Tensor& slope,
+                  const Tensor& offset, Tensor& whole) {
   const Matrix d = matrix(dy, "dy"), m = matrix(y, "y");
   same(dy, y, "y");
   STD_TORCH_CHECK(d.channels == m.channels && d.channels <= filters.size(0) && filters.size(0) <= outputs_at_most &&
@@ -187,11 +190,12 @@ Tensor whole_of(const Tensor& dy, const Tensor& y, const Tensor& filters, const 
                        vector(dy, slope, d.channels, "y's slope"),
                        vector(dy, offset, d.channels, "y's offset"),
                        static_cast<int>(d.channels)};
-  Tensor whole = torch::stable::new_empty(dy, {d.rows, filters.size(0)});
-  if (d.rows == 0) return whole;
-  launch_finish_rows(given, static_cast<int>(d.rows), static_cast<T*>(whole.data_ptr()), static_cast<int>(filters.size(0)),
-                     cuda_ext::current_stream(dy.get_device_index()));
-  return whole;
+  if (lanes_of(given) > 1) return given;
+  const auto columns = static_cast<int>(filters.size(0));
+  whole = torch::stable::new_empty(dy, {d.rows, filters.size(0)});
+  auto* const rows = static_cast<T*>(whole.data_ptr());
+  launch_finish_rows(given, static_cast<int>(d.rows), rows, columns, cuda_ext::current_stream(dy.get_device_index()));
+  return {rows, nullptr, columns, 0, nullptr, nullptr, nullptr, columns};
 }
 
 // s dz, the rest of which is slope (x - mean) + offset (batch_norm_activation); dw [outputs, 3, 3, channels], of the first
@@ -202,16 +206,13 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> dense_convolu
     std::optional<Tensor> beta, int64_t activation, double epsilon, bool training, int64_t height, int64_t width,
     int64_t outputs, std::optional<Tensor> y, std::optional<Tensor> y_mean, std::optional<Tensor> y_slope,
     std::optional<Tensor> y_offset) {
-  check(x, &filters, nullptr);
+  check(x, &filters, y.has_value() ? nullptr : &dy);
+  same(x, dy, "dy", false);
+  STD_TORCH_CHECK(!y.has_value() || (y_mean.has_value() && y_slope.has_value() && y_offset.has_value()),
+                  "dense_convolution_backward: y comes with its mean, slope and offset");
+  STD_TORCH_CHECK(dy.size(0) == x.size(0) && outputs >= 1 && outputs <= filters.size(0), "dense_convolution: dy has ",
+                  dy.size(0), " rows and the filters ", filters.size(0), " outputs, not ", x.size(0), " and ", outputs);
   const torch::stable::accelerator::DeviceGuard guard(x.get_device_index());
-  if (y.has_value()) {
-    STD_TORCH_CHECK(y_mean.has_value() && y_slope.has_value() && y_offset.has_value(),
-                    "dense_convolution_backward: y comes with its mean, slope and offset");
-    with_half(x, [&](auto t) { dy = whole_of<decltype(t)>(dy, *y, filters, *y_mean, *y_slope, *y_offset); });
-  }
-  check(x, &filters, &dy);
-  STD_TORCH_CHECK(outputs >= 1 && outputs <= dy.size(1), "dense_convolution: dy has ", dy.size(1), " outputs, not ",
-                  outputs);
   const int64_t channels = x.size(1);
   Tensor g = torch::stable::new_empty(x, {x.size(0), channels});
   const auto floats_like = [&](std::initializer_list<int64_t> shape) {
@@ -228,9 +229,15 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> dense_convolu
     const Gradients to{numbers(dw),    numbers(to_weight), numbers(to_bias), numbers(to_beta), numbers(slope),
                        numbers(offset), false};
     with_half(x, [&](auto t) {
+      using T = decltype(t);
+      const auto columns = static_cast<int>(dy.size(1));
+      Tensor whole;
+      Given<T> given{static_cast<const T*>(dy.data_ptr()), nullptr, columns, 0, nullptr, nullptr, nullptr, columns};
+      if (y.has_value()) given = given_of<T>(dy, *y, filters, *y_mean, *y_slope, *y_offset, whole);
       with_channels(x, [&](auto c) {
-        convolve_back_with<decltype(t), decltype(c)::value>(dy, filters, x, norm, images, training,
-                                                            static_cast<int>(outputs), g, to);
+        constexpr int C = decltype(c)::value;
+        const auto run = lanes_of(given) == 4 ? convolve_back_with<T, C, 4> : convolve_back_with<T, C, 2>;
+        run(given, filters, x, norm, images, training, static_cast<int>(outputs), g, to);
       });
     });
   }

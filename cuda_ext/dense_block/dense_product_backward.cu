@@ -46,17 +46,18 @@ __device__ __forceinline__ void copy_tile(Stage<T, K>& to, const Given<T>& given
                                           int64_t first_row, int64_t rows, int channels) {
   constexpr int lanes = row_size / 8, at_once = block_threads / lanes;
   const int count = rows - first_row < tile_rows ? static_cast<int>(rows - first_row) : tile_rows;
-  const T* const dy = given.dy + first_row * given.outputs;
-  const T* const y = given.y + first_row * given.outputs;
-#pragma unroll
-  for (int i = threadIdx.x; i < tile_rows * (K / 8); i += block_threads) {
-    const int r = i / (K / 8), k = i % (K / 8) * 8, at = r * Stage<T, K>::stride + k;
-    const bool real = r < count && k < given.outputs;
-    const int from = real ? r * given.outputs + k : 0;
-    copy_async<16>(to.dy + at, dy + from, real);
-    if (given.y != nullptr) copy_async<16>(to.y + at, y + from, real);
-  }
   const int c = threadIdx.x % lanes * 8, row = threadIdx.x / lanes, at = in_tile(row, c);
+  if (c < K) {
+    const int64_t begin = (first_row + row) * given.outputs + c;
+#pragma unroll
+    for (int i = 0; i < tile_rows / at_once; ++i) {
+      const bool real = c < given.outputs && row + i * at_once < count;
+      const int64_t from = real ? begin + i * at_once * given.outputs : 0;
+      const int to_place = (row + i * at_once) * Stage<T, K>::stride + c;
+      copy_async<16>(to.dy + to_place, given.dy + from, real);
+      if (given.y != nullptr) copy_async<16>(to.y + to_place, given.y + from, real);
+    }
+  }
   if (c >= NT * 8) return;
   const bool within = c < channels;
   x += within ? row * x_stride + c : 0;
@@ -74,7 +75,7 @@ __device__ __forceinline__ void copy_tile(Stage<T, K>& to, const Given<T>& given
 }
 
 // A fragment of a warp's 16 rows of dy, of 16 outputs from k on, and, of a norm behind them, with its part of the gradient:
-// dy = g + slope (y - mean) + offset, which takes its place where it is staged. table: mean, slope and offset, K each.
+// dy = g + slope (y - mean) + offset, which takes its place where it is staged. table: as fill_finish has it.
 template <typename T, int K>
 __device__ __forceinline__ void load_finished(unsigned (&a)[4], T* dy, const T* y, bool finishes, const float* table, int k,
                                               int rows, int lane) {
@@ -89,14 +90,10 @@ __device__ __forceinline__ void load_finished(unsigned (&a)[4], T* dy, const T* 
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
     const int row = i % 2 * 8 + lane / 4, output = k + i / 2 * 8 + lane % 4 * 2;
-    const auto pair = [&](int which) { return *reinterpret_cast<const float2*>(table + which * K + output); };
-    const float2 mean = pair(0), slope = pair(1), offset = pair(2);
-    float2 values = cuda_ext::unpack<T>(a[i]);
-    const float2 of_y = cuda_ext::unpack<T>(ys[i]);
-    values.x += offset.x + slope.x * (of_y.x - mean.x);
-    values.y += offset.y + slope.y * (of_y.y - mean.y);
     // Past the rows lie zeros.
-    if (row < rows) a[i] = pack<T>(values.x, values.y);
+    const auto pair = [&](int which) { return *reinterpret_cast<const float2*>(table + which * K + output); };
+    const unsigned whole = finished_pair<T>(a[i], ys[i], pair(0), pair(1));
+    if (row < rows) a[i] = whole;
     *reinterpret_cast<unsigned*>(dy + row * stride + output) = a[i];
   }
 }
@@ -161,7 +158,7 @@ __global__ void __launch_bounds__(block_threads, 3)
   T* const ws = reinterpret_cast<T*>(stages + 2);
   float4* const by = reinterpret_cast<float4*>(ws + K * w_row);
   float* const table = reinterpret_cast<float*>(by + in_table<group>(N));
-  float* const shared_sums = table + 3 * K;
+  float* const shared_sums = table + 2 * K;
   const int thread = threadIdx.x, warp = thread / 32, lane = thread % 32, own = warp * 16, first = blockIdx.y * N;
 
   // Rows of w are padded with zeros.
@@ -172,12 +169,7 @@ __global__ void __launch_bounds__(block_threads, 3)
   }
   fill_table<group>(by, norm, first, N, channels);
   cuda_ext::wait_for_the_one_before();
-  for (int k = thread; given.y != nullptr && k < K; k += block_threads) {
-    const bool real = k < given.outputs;
-    table[k] = real ? given.mean[k] : 0.0f;
-    table[K + k] = real ? given.slope[k] : 0.0f;
-    table[2 * K + k] = real ? given.offset[k] : 0.0f;
-  }
+  if (given.y != nullptr) fill_finish<K>(table, given, thread, block_threads);
 
   const int64_t tiles = (rows + tile_rows - 1) / tile_rows;
   const auto copy = [&](int64_t tile, int stage) {
@@ -267,7 +259,7 @@ Chosen<T> choose(int outputs, int channels) {
   const auto chosen = [&](auto k, auto nt) {
     constexpr int K = decltype(k)::value, NT = decltype(nt)::value, N = NT * 8;
     constexpr int bytes = 2 * sizeof(Stage<T, K>) + K * (N + skew) * 2 + in_table<group_of(NT)>(N) * 16 +
-                          (3 * K + warps * (2 * N + 1)) * 4;
+                          (2 * K + warps * (2 * N + 1)) * 4;
     return Chosen<T>{products_back<T, K, NT>, block_threads, bytes, tile_rows, N, 1};
   };
   const auto with_outputs = [&](auto nt) {

@@ -188,6 +188,18 @@ static __global__ void __launch_bounds__(threads) finish_rows(Given<T> given, in
   }
 }
 
+// The most columns of dy and y that a thread may take at once: 4, 2 or 1.
+template <typename T>
+int lanes_of(const Given<T>& given) {
+  int width = 4;
+  const auto begins = [&](const T* at) { return reinterpret_cast<std::uintptr_t>(at) % (sizeof(T) * width) == 0; };
+  while (width > 1 && (given.outputs % width || given.dy_stride % width || given.y_stride % width || !begins(given.dy) ||
+                       !begins(given.y))) {
+    width /= 2;
+  }
+  return width;
+}
+
 template <typename T>
 void launch_finish_rows(const Given<T>& given, int rows, T* to, int columns, cudaStream_t stream) {
   const auto with = [&](auto v) {
@@ -196,14 +208,11 @@ void launch_finish_rows(const Given<T>& given, int rows, T* to, int columns, cud
     cuda_ext::launch_early(&finish_rows<T, V>, dim3((rows + of_block - 1) / of_block), dim3(threads), 0, stream, given, rows,
                            to, columns);
   };
-  const auto fits = [&](int width) {
-    const auto begins = [&](const T* at) { return reinterpret_cast<std::uintptr_t>(at) % (sizeof(T) * width) == 0; };
-    return given.outputs % width == 0 && given.dy_stride % width == 0 && given.y_stride % width == 0 && begins(given.dy) &&
-           begins(given.y);
-  };
-  if (fits(4)) with(std::integral_constant<int, 4>{});
-  else if (fits(2)) with(std::integral_constant<int, 2>{});
-  else with(std::integral_constant<int, 1>{});
+  switch (lanes_of(given)) {
+    case 4: with(std::integral_constant<int, 4>{}); break;
+    case 2: with(std::integral_constant<int, 2>{}); break;
+    default: with(std::integral_constant<int, 1>{});
+  }
 }
 
 }  // namespace cuda_ext::channels

@@ -48,6 +48,23 @@ __device__ __forceinline__ void load_activated(unsigned (&a)[4], unsigned xs, co
   }
 }
 
+// Two neighbours of dy with a norm's part of the gradient, dy + slope (y - mean) + offset, by slope and offset - slope mean.
+template <typename T>
+__device__ __forceinline__ unsigned finished_pair(unsigned dy, unsigned y, float2 slope, float2 rest) {
+  const float2 values = cuda_ext::unpack<T>(dy), of_y = cuda_ext::unpack<T>(y);
+  return cuda_ext::pack<T>(values.x + (slope.x * of_y.x + rest.x), values.y + (slope.y * of_y.y + rest.y));
+}
+
+// The slopes of K outputs, and behind them the rests; `thread` is one of so many.
+template <int K, typename T>
+__device__ __forceinline__ void fill_finish(float* table, const Given<T>& given, int thread, int count) {
+  for (int k = thread; k < K; k += count) {
+    const float slope = k < given.outputs ? given.slope[k] : 0.0f;
+    table[k] = slope;
+    table[K + k] = k < given.outputs ? given.offset[k] - slope * given.mean[k] : 0.0f;
+  }
+}
+
 // A row's products of one warp to y. half: which row of the fragments.
 template <typename T, int NT, int group>
 __device__ __forceinline__ void store_row(T* y, const unsigned (&result)[NT][2], int half, int first_output,

@@ -32,43 +32,64 @@ template <typename T, typename Activation>
 __device__ __forceinline__ void through_wide_norm(const float (&da)[8][4], T* xs, T* gradients, int rows, int channels,
                                                   const float4* by, float (&sums)[2][8][2], float& to_beta, int lane,
                                                   const Activation& activation) {
+  // The loads of so many products stand before their stores: the compiler keeps accesses to shared memory in order.
+  constexpr int at_once = 2;
 #pragma unroll
-  for (int j = 0; j < 8; ++j) {
-    if (j * 8 >= channels) break;
-    const float4 norms[2] = {by[j * 8 + lane % 4 * 2], by[j * 8 + lane % 4 * 2 + 1]};
+  for (int first = 0; first < 8; first += at_once) {
+    if (first * 8 >= channels) break;
+    const auto place = [&](T* tile, int j, int half) {
+      return reinterpret_cast<unsigned*>(Swizzled<T, group_rows>{tile}.at(half * 8 + lane / 4, (first + j) * 8 + lane % 4 * 2));
+    };
+    unsigned values[at_once][2], found[at_once][2];
 #pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const int row = half * 8 + lane / 4, column = j * 8 + lane % 4 * 2;
-      auto* const x = reinterpret_cast<unsigned*>(Swizzled<T, group_rows>{xs}.at(row, column));
-      auto* const gradient = reinterpret_cast<unsigned*>(Swizzled<T, group_rows>{gradients}.at(row, column));
-      const float2 values = cuda_ext::unpack<T>(*x), found = cuda_ext::unpack<T>(*gradient);
-      float a[2] = {values.x, values.y}, g[2] = {found.x, found.y};
+    for (int i = 0; i < at_once * 2; ++i) {
+      values[i / 2][i % 2] = *place(xs, i / 2, i % 2);
+      found[i / 2][i % 2] = *place(gradients, i / 2, i % 2);
+    }
 #pragma unroll
-      for (int e = 0; e < 2; ++e) {
-        // Past the channels lies what others wrote; and of rows that are padding z may be infinite in half precision, and
-        // infinity times a dy of zero is no number.
-        const bool real = row < rows && column + e < channels;
-        const float centred = real ? a[e] - norms[e].x : 0.0f, z = centred * norms[e].y + norms[e].z;
-        const float dz = real ? activation.through(da[j][half * 2 + e], z, to_beta) : 0.0f;
-        a[e] = real ? activation.value(z) : 0.0f;
-        sums[0][j][e] += dz;
-        sums[1][j][e] += dz * centred;
-        g[e] += norms[e].y * dz;
+    for (int j = 0; j < at_once; ++j) {
+      const int column = (first + j) * 8 + lane % 4 * 2;
+      const float4 norms[2] = {by[column], by[column + 1]};
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const float2 x = cuda_ext::unpack<T>(values[j][half]), of_gradient = cuda_ext::unpack<T>(found[j][half]);
+        float a[2] = {x.x, x.y}, g[2] = {of_gradient.x, of_gradient.y};
+#pragma unroll
+        for (int e = 0; e < 2; ++e) {
+          // Past the channels lies what others wrote; and of rows that are padding z may be infinite in half precision, and
+          // infinity times a dy of zero is no number.
+          const bool real = half * 8 + lane / 4 < rows && column + e < channels;
+          const float centred = real ? a[e] - norms[e].x : 0.0f, z = centred * norms[e].y + norms[e].z;
+          const float dz = real ? activation.through(da[first + j][half * 2 + e], z, to_beta) : 0.0f;
+          a[e] = real ? activation.value(z) : 0.0f;
+          sums[0][first + j][e] += dz;
+          sums[1][first + j][e] += dz * centred;
+          g[e] += norms[e].y * dz;
+        }
+        values[j][half] = cuda_ext::pack<T>(a[0], a[1]);
+        found[j][half] = cuda_ext::pack<T>(g[0], g[1]);
       }
-      *x = cuda_ext::pack<T>(a[0], a[1]);
-      *gradient = cuda_ext::pack<T>(g[0], g[1]);
+    }
+#pragma unroll
+    for (int i = 0; i < at_once * 2; ++i) {
+      *place(xs, i / 2, i % 2) = values[i / 2][i % 2];
+      *place(gradients, i / 2, i % 2) = found[i / 2][i % 2];
     }
   }
 }
 
+// Where a column of a block lies in its tile: those of the second warpgroup, from `half` on, begin on a panel.
+__device__ inline int place_of_half(int column, int half) { return column < half ? column : 64 + column - half; }
+
 // Copies a thread's part of 64 rows of 128 columns, of which so many are real; with `zeros` also zeros for the others.
 template <typename T, bool zeros>
-__device__ __forceinline__ void copy_rows(T* tile, const T* __restrict__ from, int64_t stride, int rows, int columns) {
+__device__ __forceinline__ void copy_rows(T* tile, const T* __restrict__ from, int64_t stride, int rows, int columns,
+                                          int half = wide_channels / 2) {
   static_assert(wide_outputs == wide_channels);
   constexpr int lanes = wide_channels / 8, at_once = group_threads / lanes;
   const int column = threadIdx.x % lanes * 8, row = threadIdx.x % group_threads / lanes;
   if (!zeros && column >= columns) return;
-  T* const to = Swizzled<T, group_rows>{tile}.at(row, column);
+  T* const to = Swizzled<T, group_rows>{tile}.at(row, place_of_half(column, half));
   const T* const first = from + row * stride + column;
 #pragma unroll
   for (int i = 0; i < group_rows / at_once; ++i) {
@@ -86,7 +107,7 @@ __device__ inline int rows_of_tile(int64_t tile, int64_t rows) {
 template <typename T>
 __device__ __forceinline__ void copy_wide_tiles(WideBackwardShared<T>& shared, const Given<T>& given, const T* __restrict__ x,
                                                 int64_t x_stride, const T* added, int64_t added_stride, int64_t rows,
-                                                int channels) {
+                                                int channels, int half) {
   const int64_t tiles = (rows + group_rows - 1) / group_rows;
   Ring<wide_backward_stages> ring(shared.barriers);
   for (int64_t tile = blockIdx.x; tile < tiles; tile += gridDim.x, ring.advance()) {
@@ -96,8 +117,8 @@ __device__ __forceinline__ void copy_wide_tiles(WideBackwardShared<T>& shared, c
     ring.await_empty();
     // Where there is no dy it is zero for dW.
     copy_rows<T, true>(to.dy, given.dy + row * given.outputs, given.outputs, real, given.outputs);
-    copy_rows<T, false>(to.x, x + row * x_stride, x_stride, real, channels);
-    copy_rows<T, false>(to.gradient, added + row * added_stride, added_stride, real, channels);
+    copy_rows<T, false>(to.x, x + row * x_stride, x_stride, real, channels, half);
+    copy_rows<T, false>(to.gradient, added + row * added_stride, added_stride, real, channels, half);
     ring.fill();
   }
   await_copies<0>();
@@ -114,35 +135,37 @@ static __global__ void __launch_bounds__(3 * group_threads, 1)
   if constexpr (has_warpgroups) {
     using Tile = Swizzled<T, group_rows>;
     using Weights = Swizzled<T, wide_outputs>;
-    constexpr int users = 2 * group_threads, own_channels = wide_channels / 2, half_outputs = wide_outputs / 2;
+    constexpr int users = 2 * group_threads, side_channels = wide_channels / 2, half_outputs = wide_outputs / 2;
     extern __shared__ __align__(1024) unsigned char memory[];
     auto& shared = *reinterpret_cast<WideBackwardShared<T>*>(memory);
     const int thread = threadIdx.x, warp = thread / 32, lane = thread % 32;
     const int side = warp / 4, own_rows = warp % 4 * 16;
     const int outputs = given.outputs, width = ((channels + gridDim.y - 1) / gridDim.y + 15) / 16 * 16;
-    const int begin = blockIdx.y * width, count = min(width, channels - begin);
+    const int begin = blockIdx.y * width, count = min(width, channels - begin), half = (count + 15) / 16 * 8;
     const int64_t tiles = (rows + group_rows - 1) / group_rows;
     if (thread == 0) Ring<wide_backward_stages>::begin(shared.barriers, users);
     __syncthreads();
     if (thread >= users) {
       use_fewer_registers();
       cuda_ext::wait_for_the_one_before();
-      copy_wide_tiles(shared, given, x + begin, x_stride, added + begin, added_stride, rows, count);
+      copy_wide_tiles(shared, given, x + begin, x_stride, added + begin, added_stride, rows, count, half);
       return;
     }
 
     use_more_registers<2>();
     const auto sync = [&] { sync_threads<group_threads>(1 + side); };
-    const int first = side * own_channels, own = count - first;
-    // Zeros past the outputs, and for channels of another block, of which nothing is stored.
-    for (int i = thread % group_threads; i < wide_outputs * (own_channels / 8); i += group_threads) {
-      const int output = i / (own_channels / 8), column = first + i % (own_channels / 8) * 8;
-      const bool real = output < outputs && column < count;
-      copy_async<16>(Weights{shared.weights}.at(output, column), real ? w + output * w_stride + begin + column : w, real);
+    // The warpgroup's channels, and where they begin in a tile.
+    const int first = begin + side * half, own = side == 0 ? min(half, count) : max(0, count - half);
+    const int panel = side * side_channels;
+    // Zeros past the outputs and the channels.
+    for (int i = thread % group_threads; i < wide_outputs * (side_channels / 8); i += group_threads) {
+      const int output = i / (side_channels / 8), column = i % (side_channels / 8) * 8;
+      const bool real = output < outputs && column < own;
+      copy_async<16>(Weights{shared.weights}.at(output, panel + column), real ? w + output * w_stride + first + column : w, real);
     }
     commit_copies();
-    for (int i = thread % group_threads; i < own_channels; i += group_threads) {
-      shared.by[first + i] = table_entry(norm, begin + first + i, begin + count);
+    for (int i = thread % group_threads; i < side_channels; i += group_threads) {
+      shared.by[panel + i] = table_entry(norm, first + i, first + own);
     }
     cuda_ext::wait_for_the_one_before();
     await_copies<0>();
@@ -164,35 +187,35 @@ static __global__ void __launch_bounds__(3 * group_threads, 1)
       begin_products();
 #pragma unroll
       for (int k = 0; k < wide_outputs / 16; ++k) {
-        const unsigned from = Weights{shared.weights}.address(k * 16, first);
+        const unsigned from = Weights{shared.weights}.address(k * 16, panel);
         multiply_rows<T, true>(da, a[k], describe_swizzled(from), k > 0);
       }
       commit_products();
       await_products<0>(da);
       with_activation(norm, [&](const auto activation) {
-        through_wide_norm<T>(da, Tile{here.x}.at(own_rows, first), Tile{here.gradient}.at(own_rows, first),
-                             real_rows - own_rows, own, shared.by + first, sums, to_beta, lane, activation);
+        through_wide_norm<T>(da, Tile{here.x}.at(own_rows, panel), Tile{here.gradient}.at(own_rows, panel),
+                             real_rows - own_rows, own, shared.by + panel, sums, to_beta, lane, activation);
       });
       order_with_bulk_copies();
       sync();
       begin_products();
 #pragma unroll
       for (int k = 0; k < group_rows; k += 16) {
-        const auto of_a = describe_swizzled(Tile{here.x}.address(k, first));
+        const auto of_a = describe_swizzled(Tile{here.x}.address(k, panel));
 #pragma unroll
-        for (int half = 0; half < 2; ++half) {
-          const unsigned from = Tile{here.dy}.address(k, half * half_outputs);
-          multiply_panels<T>(weights[half], describe_swizzled(from), of_a, true);
+        for (int half_of_outputs = 0; half_of_outputs < 2; ++half_of_outputs) {
+          const unsigned from = Tile{here.dy}.address(k, half_of_outputs * half_outputs);
+          multiply_panels<T>(weights[half_of_outputs], describe_swizzled(from), of_a, true);
         }
       }
       commit_products();
-      constexpr int lanes = own_channels / 8, at_once = group_threads / lanes;
-      const int column = first + thread % lanes * 8, row = thread % group_threads / lanes;
-      T* const to = gradient + (tile * group_rows + row) * gradient_stride + begin + column;
+      constexpr int lanes = side_channels / 8, at_once = group_threads / lanes;
+      const int column = thread % lanes * 8, row = thread % group_threads / lanes;
+      T* const to = gradient + (tile * group_rows + row) * gradient_stride + first + column;
 #pragma unroll
       for (int i = 0; i < group_rows / at_once; ++i) {
-        if (column >= count || row + i * at_once >= real_rows) continue;
-        store(to + i * at_once * gradient_stride, load<T, 8>(Tile{here.gradient}.at(row + i * at_once, column)));
+        if (column >= own || row + i * at_once >= real_rows) continue;
+        store(to + i * at_once * gradient_stride, load<T, 8>(Tile{here.gradient}.at(row + i * at_once, panel + column)));
       }
       await_products<0>(weights[0]);
       await_products<0>(weights[1]);
@@ -204,11 +227,11 @@ static __global__ void __launch_bounds__(3 * group_threads, 1)
       const int output = i / 32 * half_outputs + own_rows + i % 4 / 2 * 8 + lane / 4;
       const int channel = i / 4 % 8 * 8 + lane % 4 * 2 + i % 2;
       if (output < outputs && channel < own) {
-        partial_weights[(int64_t{blockIdx.x} * outputs + output) * channels + begin + first + channel] =
+        partial_weights[(int64_t{blockIdx.x} * outputs + output) * channels + first + channel] =
             weights[i / 32][i / 4 % 8][i % 4];
       }
     }
-    store_gradients<4, 8, 1>(sums, to_beta, shared.sums[side], begin + first, begin + count, channels, partial,
+    store_gradients<4, 8, 1>(sums, to_beta, shared.sums[side], first, first + own, channels, partial,
                              place_of_block(partial_beta, side, 2), thread % group_threads, sync);
   }
 }
