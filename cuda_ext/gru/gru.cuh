@@ -23,7 +23,8 @@ using cuda_ext::multiply;
 using cuda_ext::pack;
 using cuda_ext::split_pair;
 
-constexpr int candidate = 0, reset = 1, update = 2, memory = 3, before = 4;
+// What is kept of a step: the gates, the candidate and its recurrent part m, and the previous state.
+constexpr int candidate = 0, reset = 1, update = 2, recurrent = 3, previous = 4;
 // Sequences of a block: the rows of one matrix instruction.
 constexpr int tile = 16;
 
@@ -54,9 +55,8 @@ struct Division {
 
 template <typename T>
 inline Division division(int64_t units, int64_t directions, int64_t sequences) {
-  constexpr int few_blocks = 132;
   const int k_steps = units <= 64 ? 4 : units <= 112 ? 7 : 8;
-  const bool few = (sequences + tile - 1) / tile * directions <= few_blocks;
+  const bool few = (sequences + tile - 1) / tile * directions <= cuda_ext::multiprocessors();
   const int columns = few || (std::is_same_v<T, float> && k_steps > 4) ? 1 : 2;
   return {k_steps, columns, static_cast<int>((units + 8 * columns - 1) / (8 * columns))};
 }
@@ -314,7 +314,8 @@ struct Outgoing {
 
 // bytes: of shared memory that a block takes with the two buffers.
 inline bool sends(int k_steps, int64_t tiles, int bytes) {
-  return cuda_ext::has_hopper_code() && (k_steps > 4 || tiles > 264) && bytes <= cuda_ext::shared_memory_of_a_block();
+  return cuda_ext::has_hopper_code() && (k_steps > 4 || tiles > 2 * cuda_ext::multiprocessors()) &&
+         bytes <= cuda_ext::shared_memory_of_a_block();
 }
 
 // The same for a row that may begin anywhere, and of whose units only `left` are still there: in pairs if `pairs`.

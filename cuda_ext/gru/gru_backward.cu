@@ -30,9 +30,9 @@ __device__ __forceinline__ void make_gradients(float (&d)[4][own], float (&to_st
     const float state = carried[u] + above[u];
     const float dn = active ? state * (1.f - z) * (rectified ? gru::slope_of_rectifier(n) : 1.f - n * n) : 0.f;
     d[gru::candidate][u] = dn;
-    d[gru::memory][u] = dn * r;
-    d[gru::reset][u] = dn * r * now[gru::memory][u] * (1.f - r);
-    d[gru::update][u] = active ? state * (now[gru::before][u] - n) * z * (1.f - z) : 0.f;
+    d[gru::recurrent][u] = dn * r;
+    d[gru::reset][u] = dn * r * now[gru::recurrent][u] * (1.f - r);
+    d[gru::update][u] = active ? state * (now[gru::previous][u] - n) * z * (1.f - z) : 0.f;
     to_state[u / 2][2 * i + u % 2] = active ? state * z : carried[u];
   }
 }

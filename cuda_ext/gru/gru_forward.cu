@@ -107,10 +107,10 @@ __device__ __forceinline__ void make_state(float (&h)[own], float (&kept)[5][own
   for (int u = 0; u < own; ++u) {
     const float r = kept[gru::reset][u] = gru::sigmoid<T>(sum[0][u / 2][2 * i + u % 2]);
     const float z = kept[gru::update][u] = gru::sigmoid<T>(sum[1][u / 2][2 * i + u % 2]);
-    const float m = kept[gru::memory][u] = sum[2][u / 2][2 * i + u % 2];
+    const float m = kept[gru::recurrent][u] = sum[2][u / 2][2 * i + u % 2];
     const float total = of_input[u] + r * m;
     const float n = kept[gru::candidate][u] = rectified ? gru::rectifier(total) : gru::hyperbolic_tangent<T>(total);
-    kept[gru::before][u] = h[u];
+    kept[gru::previous][u] = h[u];
     h[u] = active ? n + z * (h[u] - n) : h[u];
   }
 }
@@ -170,10 +170,10 @@ __global__ void __launch_bounds__(32 * ((2 * k_steps / columns + split - 1) / sp
   }
 
   float h[2][own] = {};
-  float memory_bias[own] = {};
+  float recurrent_bias[own] = {};
   if (at.real) {
 #pragma unroll
-    for (int u = 0; u < own; ++u) memory_bias[u] = bias[(at.direction * 4 + gru::memory) * padded + at.unit + u];
+    for (int u = 0; u < own; ++u) recurrent_bias[u] = bias[(at.direction * 4 + gru::recurrent) * padded + at.unit + u];
   }
   Own next[2][3] = {};
   rows.fetch(next, 0, 0, padded);
@@ -206,7 +206,7 @@ __global__ void __launch_bounds__(32 * ((2 * k_steps / columns + split - 1) / sp
       for (int u = 0; u < own; ++u) {
         sum[0][0][u / 2][2 * i + u % 2] = next[i][gru::reset][u];
         sum[0][1][u / 2][2 * i + u % 2] = next[i][gru::update][u];
-        sum[0][2][u / 2][2 * i + u % 2] = memory_bias[u];
+        sum[0][2][u / 2][2 * i + u % 2] = recurrent_bias[u];
         of_input[i][u] = next[i][gru::candidate][u];
       }
     rows.fetch(next, step + 1, rows.gate_step, padded);

@@ -252,7 +252,7 @@ __device__ void pack(const Packing<T>& of, int64_t i) {
     const Parameters& from = of.from[i / of.padded / 4];
     const int row = row_of(gate) * of.units + unit;
     float value = 0;
-    if (unit < of.units && gate != gru::memory) value += number<W>(from.b_ih, row);
+    if (unit < of.units && gate != gru::recurrent) value += number<W>(from.b_ih, row);
     if (unit < of.units && gate != gru::candidate) value += number<W>(from.b_hh, row);
     of.bias[i] = value;
     return;

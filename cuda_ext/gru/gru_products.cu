@@ -64,7 +64,11 @@ __global__ void __launch_bounds__(finish_threads)
 }
 
 // The same of what correlate_whole left. A block adds up one tile of one of its warps: four warps take a quarter of the
-// slices each, and then one number each of the lanes' four.
+// slices each, and then one number each of the lanes' four. Gradients lie in stretches of whole_units, of which the input
+// has the first three and the state the last three:
+//
+//   stretch         0 candidate  1 reset  2 update  3 recurrent
+//   nn.GRU's gate   2 n          0 r      1 z       2 n
 template <typename W>
 __global__ void __launch_bounds__(finish_threads)
     finish_whole(const float4* sums, int slices, int directions, int width, int units, int padded, int inputs,
@@ -89,7 +93,7 @@ __global__ void __launch_bounds__(finish_threads)
   const auto part = [&](int p) { return reinterpret_cast<const float*>(&parts[p][lane])[own]; };
   const int column = first_column + 16 * (job.first + tile / job.tiles()) + lane / 4 + own / 2 * 8;
   const int place = job.gradient + tile % job.tiles() * 8 + lane % 4 * 2 + own % 2;
-  const int unit = place % gru::whole_units, gate = (place / gru::whole_units + 2) % 3;
+  const int unit = place % gru::whole_units, stretch = place / gru::whole_units, gate = (stretch + 2) % 3;
   if (unit >= units) return;
   W* const to = job.of_h ? out.at(true, direction, gate * units + unit, column, units, padded)
                          : out.at(false, direction, gate * units + unit, column, inputs, wide_inputs);
@@ -296,8 +300,9 @@ std::vector<Tensor> gru_correlate(Tensor x, Tensor plan, Tensor source, Tensor g
   // there are three a multiprocessor and more, of which two run at a time, with 96 rows or more.
   const int64_t wide = of.inputs + 1, column_tiles = (wide + gru::whole_columns - 1) / gru::whole_columns;
   const int64_t width = (wide + 16 * column_tiles - 1) / (16 * column_tiles) * 16;
-  const int64_t most = whole                       ? cuda_ext::multiprocessors() / (d * column_tiles)
-                       : padded <= 56 && d == 2 ? 66 : 264 / (d * 3);
+  const int64_t processors = cuda_ext::multiprocessors();
+  const int64_t most = whole                    ? processors / (d * column_tiles)
+                       : padded <= 56 && d == 2 ? processors / 2 : 2 * processors / (d * 3);
   const int64_t slices = std::clamp<int64_t>(of.rows / (whole ? 64 : 3 * gru::depth), 1, std::max<int64_t>(most, 1));
   const int64_t whole_size = column_tiles * d * gru::whole_warps * gru::most_tiles * 32 * 4;
   const int64_t input_size = whole ? whole_size : d * 3 * padded * (of.inputs + 1);
@@ -318,13 +323,13 @@ std::vector<Tensor> gru_correlate(Tensor x, Tensor plan, Tensor source, Tensor g
     Matrix<const T> of_state = of_input;
     of_state.columns = static_cast<int>(3 * padded);
     of_state.data += padded;
-    const T* before = read<T>(gates) + gru::before * padded;
+    const T* previous = read<T>(gates) + gru::previous * padded;
     const Correlation<T> input{of_input,
                                {read<T>(x), of.inputs, static_cast<int>(of.inputs), INT_MAX, 0, of.packs(x)},
                                0, 0, of.source, 1, static_cast<float*>(from_input.data_ptr()),
                                1, static_cast<int>(column_tiles)};
     const Correlation<T> state{of_state,
-                               {before, d * 5 * padded, static_cast<int>(padded), INT_MAX, 0, true},
+                               {previous, d * 5 * padded, static_cast<int>(padded), INT_MAX, 0, true},
                                4 * padded, 5 * padded, nullptr, static_cast<int>(d),
                                static_cast<float*>(from_state.data_ptr()), 1, 1};
     if constexpr (gru::parts<T> == 1) {
