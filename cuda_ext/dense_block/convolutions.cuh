@@ -100,8 +100,8 @@ __device__ __forceinline__ void for_each_slot(int slots, const int* rows, Functi
 
 // V columns of a row to its slot of C, while the thread goes on; zeros where there is no row, and beyond the columns.
 template <typename T, int C, int V>
-__device__ __forceinline__ void copy_slot(T* to, const T* __restrict__ from, int64_t from_stride, int columns, int slot, int row,
-                                          int column) {
+__device__ __forceinline__ void copy_slot(T* to, const T* __restrict__ from, int64_t from_stride, int columns, int slot,
+                                          int row, int column) {
   const bool real = row >= 0 && column < columns;
   copy_async<V * sizeof(T)>(to + slot * (C + skew) + column, real ? from + row * from_stride + column : from, real);
 }
@@ -165,22 +165,41 @@ __device__ __forceinline__ void store_outputs(T* y, const unsigned (&result)[NT]
 
 constexpr int outputs_at_most = 16;
 
+// Shared memory of a block of `convolve`, in rows of C channels.
+template <typename T, int C, int warps, int MF>
+struct ConvolveShared {
+  static constexpr int stride = C + skew, pixels = warps * MF * 16;
+  T *staged, *filters;
+  float *sums, *center;
+  int *rows, *places;  // of two tiles: each slot's row, and each pixel's slot
+  int bytes;
+
+  __host__ __device__ ConvolveShared(unsigned char* memory, int slots) {
+    Pieces pieces{memory};
+    staged = pieces.take<T>(2 * slots * stride);
+    filters = pieces.take<T>(taps * outputs_at_most * stride);
+    sums = pieces.take<float>(warps * 2 * outputs_at_most);
+    center = pieces.take<float>(outputs_at_most);
+    rows = pieces.take<int>(2 * slots);
+    places = pieces.take<int>(2 * pixels);
+    bytes = pieces.bytes;
+  }
+};
+
 // A block of `warps` warps multiplies C channels of its pixels by 16 outputs; a warp 16 MF of the pixels.
 template <typename T, int C, int warps, int MF>
 static __global__ void __launch_bounds__(warps * 32, 16 / warps)
     convolve(const T* __restrict__ x, int channels, const T* __restrict__ filters, int filter_rows, Images images,
              int pixels, int slots, Norm norm, T* __restrict__ y, int64_t y_stride, int outputs, bool whole,
              double* partial) {
-  constexpr int threads = warps * 32, tile_pixels = warps * MF * 16, N = outputs_at_most, NT = N / 8, stride = C + skew;
+  using Shared = ConvolveShared<T, C, warps, MF>;
+  constexpr int threads = warps * 32, tile_pixels = Shared::pixels, N = outputs_at_most, NT = N / 8, stride = Shared::stride;
   constexpr int group = 2;
   constexpr unsigned size = sizeof(T);
   extern __shared__ __align__(128) unsigned char memory[];
-  T* const staged = reinterpret_cast<T*>(memory);
-  T* const ws = staged + 2 * slots * stride;
-  float* const shared_sums = reinterpret_cast<float*>(ws + taps * N * stride);
-  float* const center = shared_sums + warps * 2 * N;
-  int* const rows = reinterpret_cast<int*>(center + N);
-  int* const places = rows + 2 * slots;
+  const Shared shared(memory, slots);
+  T* const staged = shared.staged;
+  int *const rows = shared.rows, *const places = shared.places;
   const int thread = threadIdx.x, lane = thread % 32, own = thread / 32 * MF * 16;
   const int tiles = (images.rows + pixels - 1) / pixels, step = gridDim.x;
 
@@ -188,7 +207,8 @@ static __global__ void __launch_bounds__(warps * 32, 16 / warps)
   for (int i = thread; i < taps * N * C / 8; i += threads) {
     const int row = i / (C / 8), c = i % (C / 8) * 8, output = output_of<group>(row % N / 8, row % 8);
     const bool real = output < filter_rows && c < channels;
-    copy_async<16>(ws + row * stride + c, real ? filters + (output * taps + row / N) * channels + c : filters, real);
+    copy_async<16>(shared.filters + row * stride + c, real ? filters + (output * taps + row / N) * channels + c : filters,
+                   real);
   }
   Tile here(images, blockIdx.x, pixels);
   here.find_rows(images, rows);
@@ -228,7 +248,7 @@ static __global__ void __launch_bounds__(warps * 32, 16 / warps)
     for (int m = 0; m < MF; ++m) {
       from[m] = shared_address(xs + places[stage * tile_pixels + own + m * 16 + lane % 16] * stride + lane / 16 * 8);
     }
-    unsigned filter = shared_address(ws + (lane / 16 * 8 + lane % 8) * stride + lane / 8 % 2 * 8);
+    unsigned filter = shared_address(shared.filters + (lane / 16 * 8 + lane % 8) * stride + lane / 8 % 2 * 8);
     float product[MF][NT][4] = {};
 #pragma unroll 1
     for (int line = 0; line < 3; ++line) {
@@ -257,7 +277,7 @@ static __global__ void __launch_bounds__(warps * 32, 16 / warps)
       result[i / NT][i % NT][1] = pack<T>(found[2], found[3]);
     }
     if (tile == blockIdx.x) {
-      if (own == 0) find_center<T, NT, group>(center, result[0], here.count, lane);
+      if (own == 0) find_center<T, NT, group>(shared.center, result[0], here.count, lane);
       __syncthreads();
     }
 #pragma unroll
@@ -265,12 +285,12 @@ static __global__ void __launch_bounds__(warps * 32, 16 / warps)
       const int pixel = own + i * 8 + lane / 4;
       if (pixel >= here.count) continue;
       store_outputs<T, NT, group>(y + (here.first + pixel) * y_stride, result[i / 2], i % 2, outputs, whole, lane);
-      add_row<T, NT, group>(result[i / 2], i % 2, sums, center, lane);
+      add_row<T, NT, group>(result[i / 2], i % 2, sums, shared.center, lane);
     }
   }
   cuda_ext::let_the_next_start();
   if (partial == nullptr) return;
-  store_sums<NT, warps, group>(partial, sums, shared_sums, center, rows_of_block(images.rows, tiles, pixels), outputs, 0,
+  store_sums<NT, warps, group>(partial, sums, shared.sums, shared.center, rows_of_block(images.rows, tiles, pixels), outputs, 0,
                                [] { __syncthreads(); });
 }
 
@@ -319,6 +339,31 @@ constexpr int backward_pixels = backward_warps * 16;
 // Of up to 48 channels both warps of a line of taps take all, of every other 16 pixels; else each takes half of them.
 __host__ __device__ constexpr bool shares_pixels(int C) { return C <= 48; }
 
+// Shared memory of a block of `convolve_back`; y's rows lie behind dy's where they make them whole.
+template <typename T, int C>
+struct ConvolveBackShared {
+  static constexpr int stride = outputs_at_most + skew, x_stride = C + skew, group = C / 8 % 4 ? 2 : 4;
+  T *x, *dy, *y, *filters;
+  float4* by;
+  float *sums, *finish;
+  int *rows, *places;  // of two tiles: each slot's row, and each pixel's slot
+  int bytes;
+
+  __host__ __device__ ConvolveBackShared(unsigned char* memory, int slots, bool finishes) {
+    Pieces pieces{memory};
+    x = pieces.take<T>(2 * backward_pixels * x_stride);
+    dy = pieces.take<T>(2 * slots * stride);
+    y = pieces.take<T>(finishes ? 2 * slots * stride : 0);
+    filters = pieces.take<T>(taps * outputs_at_most * x_stride);
+    by = pieces.take<float4>(in_table<group>(C));
+    sums = pieces.take<float>(backward_warps * (2 * C + 1));
+    finish = pieces.take<float>(2 * outputs_at_most);
+    rows = pieces.take<int>(2 * slots);
+    places = pieces.take<int>(2 * backward_pixels);
+    bytes = pieces.bytes;
+  }
+};
+
 // The block's dw of a line's three taps and 8 J channels: partial[blockIdx.x][output][tap][channel]. Where both warps of a
 // line hold them, they are added first.
 template <int J, bool shared_by_two>
@@ -361,31 +406,25 @@ static __global__ void __launch_bounds__(backward_warps * 32, 2)
     convolve_back(Given<T> given, int outputs, const T* __restrict__ filters, const T* __restrict__ x, int channels,
                   Images images, int pixels, int slots, Norm norm, T* __restrict__ g, int growth, float* partial,
                   float* partial_beta, float* partial_filters) {
-  constexpr int threads = backward_warps * 32, M = backward_pixels, K = outputs_at_most, stride = K + skew;
-  constexpr int NT = C / 8, group = NT % 4 ? 2 : 4, x_stride = C + skew, own_products = shares_pixels(C) ? NT : NT / 2;
+  using Shared = ConvolveBackShared<T, C>;
+  constexpr int threads = backward_warps * 32, M = backward_pixels, K = outputs_at_most, stride = Shared::stride;
+  constexpr int NT = C / 8, group = Shared::group, x_stride = Shared::x_stride, own_products = shares_pixels(C) ? NT : NT / 2;
   constexpr unsigned size = sizeof(T);
   extern __shared__ __align__(128) unsigned char memory[];
-  T* const staged_x = reinterpret_cast<T*>(memory);
-  T* const staged_dy = staged_x + 2 * M * x_stride;
-  T* const staged_y = staged_dy + 2 * slots * stride;
-  T* const ws = staged_y + (given.y == nullptr ? 0 : 2 * slots * stride);
-  float4* const by = reinterpret_cast<float4*>(ws + taps * K * x_stride);
-  float* const shared_sums = reinterpret_cast<float*>(by + in_table<group>(C));
-  float* const table = shared_sums + backward_warps * (2 * C + 1);
-  int* const rows = reinterpret_cast<int*>(table + 2 * K);
-  int* const places = rows + 2 * slots;
+  const Shared shared(memory, slots, given.y != nullptr);
+  int *const rows = shared.rows, *const places = shared.places;
   const int thread = threadIdx.x, warp = thread / 32, lane = thread % 32, own = warp * 16;
   const int tiles = (images.rows + pixels - 1) / pixels, step = gridDim.x;
 
   for (int i = thread; i < taps * K * C / 2; i += threads) {
     const int c = i % (C / 2) * 2, k = i / (C / 2) % K, tap = i / (C / 2) / K;
     const bool real = k < outputs && c < channels;
-    copy_async<4>(ws + (tap * K + k) * x_stride + place_of<group>(c),
+    copy_async<4>(shared.filters + (tap * K + k) * x_stride + place_of<group>(c),
                   real ? filters + (k * taps + tap) * channels + c : filters, real);
   }
-  fill_table<group>(by, norm, 0, C, channels);
+  fill_table<group>(shared.by, norm, 0, C, channels);
   const auto copy = [&](const Tile& tile, int stage) {
-    T *const to_dy = staged_dy + stage * slots * stride, *const to_y = staged_y + stage * slots * stride;
+    T *const to_dy = shared.dy + stage * slots * stride, *const to_y = shared.y + stage * slots * stride;
     for_each_slot<K, V, threads>(tile.slots, rows + stage * slots, [&](int slot, int row, int column) {
       copy_slot<T, K, V>(to_dy, given.dy, given.dy_stride, given.outputs, slot, row, column);
       if (given.y != nullptr) copy_slot<T, K, V>(to_y, given.y, given.y_stride, given.outputs, slot, row, column);
@@ -393,7 +432,7 @@ static __global__ void __launch_bounds__(backward_warps * 32, 2)
     for (int i = thread; i < M * NT; i += threads) {
       const int pixel = i / NT, c = i % NT * 8;
       const bool real = pixel < tile.count && c < channels;
-      copy_async<16>(staged_x + (stage * M + pixel) * x_stride + c,
+      copy_async<16>(shared.x + (stage * M + pixel) * x_stride + c,
                      real ? x + int64_t{tile.first + pixel} * channels + c : x, real);
     }
   };
@@ -402,7 +441,7 @@ static __global__ void __launch_bounds__(backward_warps * 32, 2)
   here.find_places(images, M, places);
   if (blockIdx.x + step < tiles) Tile(images, blockIdx.x + step, pixels).find_rows(images, rows + slots);
   cuda_ext::wait_for_the_one_before();
-  if (given.y != nullptr) fill_finish<K>(table, given, thread, threads);
+  if (given.y != nullptr) fill_finish<K>(shared.finish, given, thread, threads);
   __syncthreads();
   copy(here, 0);
   commit_copies();
@@ -412,20 +451,21 @@ static __global__ void __launch_bounds__(backward_warps * 32, 2)
   int stage = 0;
   for (int tile = blockIdx.x; tile < tiles; tile += step, stage ^= 1) {
     here = Tile(images, tile, pixels);
-    T* const xs = staged_x + stage * M * x_stride;
-    T* const dys = staged_dy + stage * slots * stride;
+    T* const xs = shared.x + stage * M * x_stride;
+    T* const dys = shared.dy + stage * slots * stride;
     const int* const own_places = places + stage * M;
     int* const own_rows = rows + stage * slots;
     await_copies<0>();
     if (given.y != nullptr) {
-      finish_slots<T, K, V, threads>(dys, staged_y + stage * slots * stride, table, given.outputs, here.slots, own_rows);
+      const T* const ys = shared.y + stage * slots * stride;
+      finish_slots<T, K, V, threads>(dys, ys, shared.finish, given.outputs, here.slots, own_rows);
     }
     __syncthreads();
     if (tile + step < tiles) copy(Tile(images, tile + step, pixels), stage ^ 1);
     commit_copies();
     float da[NT][4] = {};
     const unsigned from = shared_address(dys + own_places[own + lane % 16] * stride + lane / 16 * 8);
-    const unsigned filter = shared_address(ws + lane % 16 * x_stride + lane / 16 * 8);
+    const unsigned filter = shared_address(shared.filters + lane % 16 * x_stride + lane / 16 * 8);
 #pragma unroll
     for (int tap = 0; tap < taps; ++tap) {
       unsigned a[4];
@@ -441,7 +481,7 @@ static __global__ void __launch_bounds__(backward_warps * 32, 2)
     }
     with_activation(norm, [&](const auto activation) {
       through_norm<T, NT, group>(da, xs + own * x_stride, g + int64_t{here.first + own} * channels, here.count - own,
-                                 channels, by, sums, to_beta, lane, activation);
+                                 channels, shared.by, sums, to_beta, lane, activation);
     });
     __syncthreads();
     if (tile + step < tiles) Tile(images, tile + step, pixels).find_places(images, M, places + (stage ^ 1) * M);
@@ -468,7 +508,7 @@ static __global__ void __launch_bounds__(backward_warps * 32, 2)
   }
   await_copies<0>();
   cuda_ext::let_the_next_start();
-  store_gradients<backward_warps, NT, group>(sums, to_beta, shared_sums, 0, channels, channels, partial,
+  store_gradients<backward_warps, NT, group>(sums, to_beta, shared.sums, 0, channels, channels, partial,
                                              place_of_block(partial_beta), threadIdx.x, [] { __syncthreads(); });
   store_filters<own_products, shares_pixels(C)>(filter_products, reinterpret_cast<float*>(memory), line, warp % 2,
                                                 own_channel, growth, channels, partial_filters);

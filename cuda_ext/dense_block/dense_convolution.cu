@@ -76,12 +76,10 @@ void check(const Tensor& x, const Tensor* filters, const Tensor* dy) {
 template <typename T, int C, int warps, int MF>
 void convolve_with(const Tensor& x, const Tensor& filters, const Norm& norm, const Images& images, const Tensor& y,
                    const Tensor& mean, const Tensor& variance, bool statistics) {
-  constexpr int N = outputs_at_most, threads_of_block = warps * 32, tile_pixels = warps * MF * 16;
+  constexpr int threads_of_block = warps * 32, tile_pixels = warps * MF * 16;
   const Matrix to = matrix(y, "y");
   const auto kernel = convolve<T, C, warps, MF>;
-  const auto bytes_of = [](int slots) {
-    return (2 * slots + taps * N) * (C + skew) * 2 + (warps * 2 + 1) * N * 4 + 2 * (slots + tile_pixels) * 4;
-  };
+  const auto bytes_of = [](int slots) { return ConvolveShared<T, C, warps, MF>(nullptr, slots).bytes; };
   const Cut by = cut(images, tile_pixels, bytes_of);
   const int bytes = bytes_of(by.slots), blocks = std::min(by.tiles, blocks_at_once(kernel, threads_of_block, bytes));
   const int outputs = static_cast<int>(to.channels);
@@ -102,15 +100,9 @@ void convolve_with(const Tensor& x, const Tensor& filters, const Norm& norm, con
 template <typename T, int C, int V>
 void convolve_back_with(const Given<T>& given, const Tensor& filters, const Tensor& x, const Norm& norm,
                         const Images& images, bool training, int growth, const Tensor& g, const Gradients& to) {
-  constexpr int K = outputs_at_most, threads_of_block = backward_warps * 32;
+  constexpr int threads_of_block = backward_warps * 32;
   const auto kernel = convolve_back<T, C, V>;
-  const auto bytes_of = [&](int slots) {
-    const int of_dy = 2 * slots * (K + skew) * 2;
-    const int staged = 2 * backward_pixels * (C + skew) * 2 + of_dy + (given.y == nullptr ? 0 : of_dy);
-    const int lasting = taps * K * (C + skew) * 2 + in_table<C / 8 % 4 ? 2 : 4>(C) * 16 +
-                        (backward_warps * (2 * C + 1) + 2 * K) * 4;
-    return staged + lasting + 2 * (slots + backward_pixels) * 4;
-  };
+  const auto bytes_of = [&](int slots) { return ConvolveBackShared<T, C>(nullptr, slots, given.y != nullptr).bytes; };
   const Cut by = cut(images, backward_pixels, bytes_of);
   const int bytes = bytes_of(by.slots), blocks = std::min(by.tiles, blocks_at_once(kernel, threads_of_block, bytes));
   const int channels = static_cast<int>(x.size(1));

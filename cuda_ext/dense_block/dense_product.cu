@@ -59,12 +59,25 @@ __device__ __forceinline__ void add_shares(float (&product)[NT][4], float* share
 
 // Shared memory of a block that multiplies `chunks` of channels: all of the weights where they `stay`, else a chunk of them
 // with each of a tile.
-template <typename T>
-constexpr int bytes_of(int NT, int KS, bool stays, int chunks) {
-  const int outputs = NT * 8, staged = stages * (tile_rows_of(KS) + (stays ? 0 : outputs));
-  return (staged + (stays ? chunks * outputs : 0)) * chunk_stride * static_cast<int>(sizeof(T)) + warps * 2 * NT * 8 * 4 +
-         outputs * 4 + chunks * chunk * 8 + (KS - 1) * tile_rows_of(KS) * outputs * 4;
-}
+template <typename T, int NT, int KS, bool stays>
+struct Shared {
+  static constexpr int outputs = NT * 8, stage_size = (tile_rows_of(KS) + (stays ? 0 : outputs)) * chunk_stride;
+  T *staged, *weights;
+  float *sums, *center, *shares;
+  float2* table;
+  int bytes;
+
+  __host__ __device__ Shared(unsigned char* memory, int chunks) {
+    Pieces pieces{memory};
+    staged = pieces.take<T>(stages * stage_size);
+    weights = pieces.take<T>(stays ? chunks * outputs * chunk_stride : 0);
+    sums = pieces.take<float>(warps * 2 * outputs);
+    center = pieces.take<float>(outputs);
+    table = pieces.take<float2>(chunks * chunk);
+    shares = pieces.take<float>((KS - 1) * tile_rows_of(KS) * outputs);
+    bytes = pieces.bytes;
+  }
+};
 
 // A block multiplies 128 / KS rows by 8 NT outputs; a warp 16 rows and every KS-th 16 channels. stays: whether the weights do.
 template <typename T, int NT, int KS, bool stays>
@@ -73,21 +86,18 @@ __global__ void __launch_bounds__(threads, 2)
              T* __restrict__ y, int64_t rows, int channels, Norm norm, double* partial) {
   constexpr int block_outputs = NT * 8, tile_rows = tile_rows_of(KS);
   constexpr int group = NT % 4 ? 2 : 4;
-  constexpr int stage_size = (tile_rows + (stays ? 0 : block_outputs)) * chunk_stride;
   extern __shared__ __align__(128) unsigned char memory[];
-  T* const staged = reinterpret_cast<T*>(memory);
   const int chunks = (channels + chunk - 1) / chunk;
-  T* const kept_weights = staged + stages * stage_size;
-  float* const shared_sums = reinterpret_cast<float*>(kept_weights + (stays ? chunks * block_outputs * chunk_stride : 0));
-  float* const center = shared_sums + warps * 2 * NT * 8;
-  float2* const table = reinterpret_cast<float2*>(center + block_outputs);
-  float* const shares = reinterpret_cast<float*>(table + chunks * chunk);
+  const Shared<T, NT, KS, stays> shared(memory, chunks);
+  constexpr int stage_size = shared.stage_size;
+  T* const staged = shared.staged;
+  float2* const table = shared.table;
   const int thread = threadIdx.x, warp = thread / 32, lane = thread % 32;
   const int first_output = blockIdx.y * block_outputs;
   const int own_share = warp % KS, own_rows = warp / KS * 16;
 
   for (int part = 0; stays && part < chunks; ++part) {
-    copy_weights<T, NT>(kept_weights + part * block_outputs * chunk_stride, w, w_stride, outputs, first_output, part * chunk);
+    copy_weights<T, NT>(shared.weights + part * block_outputs * chunk_stride, w, w_stride, outputs, first_output, part * chunk);
   }
   cuda_ext::wait_for_the_one_before();
   for (int c = thread; c < chunks * chunk; c += threads) table[c] = scale_and_shift(norm, c, channels);
@@ -130,7 +140,7 @@ __global__ void __launch_bounds__(threads, 2)
         __syncthreads();
         copy_ahead();
         const T* const xs = staged + stage * stage_size + (own_rows + lane % 16) * chunk_stride + lane / 16 * 8;
-        const T* const ws = (stays ? kept_weights + part * block_outputs * chunk_stride
+        const T* const ws = (stays ? shared.weights + part * block_outputs * chunk_stride
                                    : staged + stage * stage_size + tile_rows * chunk_stride);
         stage = (stage + 1) % stages;
 #pragma unroll
@@ -148,7 +158,7 @@ __global__ void __launch_bounds__(threads, 2)
           }
         }
       }
-      if constexpr (KS > 1) add_shares<NT, KS>(product, shares);
+      if constexpr (KS > 1) add_shares<NT, KS>(product, shared.shares);
       unsigned result[NT][2];
 #pragma unroll
       for (int j = 0; j < NT; ++j) {
@@ -157,7 +167,7 @@ __global__ void __launch_bounds__(threads, 2)
       }
       if (tile == blockIdx.x) {
         const int64_t left = rows - tile * tile_rows;
-        if (warp == 0) find_center<T, NT, group>(center, result, left < 16 ? static_cast<int>(left) : 16, lane);
+        if (warp == 0) find_center<T, NT, group>(shared.center, result, left < 16 ? static_cast<int>(left) : 16, lane);
         __syncthreads();
       }
 #pragma unroll
@@ -165,14 +175,14 @@ __global__ void __launch_bounds__(threads, 2)
         const int64_t row = tile * tile_rows + own_rows + half * 8 + lane / 4;
         if (row >= rows || own_share > 0) continue;
         store_row<T, NT, group>(y + row * outputs, result, half, first_output, outputs, lane);
-        add_row<T, NT, group>(result, half, sums, center, lane);
+        add_row<T, NT, group>(result, half, sums, shared.center, lane);
       }
     }
   });
   await_copies<0>();
   cuda_ext::let_the_next_start();
   if (partial == nullptr) return;
-  store_sums<NT, warps, group>(partial, sums, shared_sums, center, rows_of_block(rows, tiles, tile_rows), outputs,
+  store_sums<NT, warps, group>(partial, sums, shared.sums, shared.center, rows_of_block(rows, tiles, tile_rows), outputs,
                                first_output, [] { __syncthreads(); });
 }
 
@@ -215,10 +225,16 @@ Chosen<T> choose(int64_t outputs, int64_t rows, int chunks) {
   const int most = shared_memory_of_each(2);
   const auto chosen = [&](auto nt) {
     constexpr int NT = decltype(nt)::value;
-    const bool stays = bytes_of<T>(NT, 1, true, chunks) <= most;
-    const int KS = stays && are_few(rows) ? 4 : 1;
-    return Chosen<T>{KS == 4 ? products<T, NT, 4, true> : stays ? products<T, NT, 1, true> : products<T, NT, 1, false>,
-                     threads, bytes_of<T>(NT, KS, stays, chunks), tile_rows_of(KS), NT * 8, 2};
+    const auto with = [&](auto ks, auto stays) {
+      constexpr int KS = decltype(ks)::value;
+      constexpr bool kept = decltype(stays)::value;
+      const int bytes = Shared<T, NT, KS, kept>(nullptr, chunks).bytes;
+      return Chosen<T>{products<T, NT, KS, kept>, threads, bytes, tile_rows_of(KS), NT * 8, 2};
+    };
+    constexpr std::integral_constant<int, 1> alone;
+    const Chosen<T> keeps = with(alone, std::true_type{});
+    if (keeps.bytes > most) return with(alone, std::false_type{});
+    return are_few(rows) ? with(std::integral_constant<int, 4>{}, std::true_type{}) : keeps;
   };
   return outputs <= 48 ? chosen(std::integral_constant<int, 6>{}) : chosen(std::integral_constant<int, 8>{});
 }

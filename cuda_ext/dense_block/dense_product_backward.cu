@@ -143,39 +143,46 @@ __device__ __forceinline__ void through_norm(const float (&da)[NT][4], T* xs, co
   }
 }
 
+// Shared memory of a block.
+template <typename T, int K, int NT>
+struct Shared {
+  static constexpr int channels = NT * 8, row = channels + skew;
+  Stage<T, K> stages[2];
+  T weights[K * row];
+  float4 by[in_table<group_of(NT)>(channels)];
+  float finish[2 * K];
+  float sums[warps * (2 * channels + 1)];
+};
+
 // K outputs, and 8 NT channels, those from blockIdx.y on. The gradient becomes what it is added to, which may be itself, and
-// s dz. A tile is copied while the one before is multiplied. A warp takes
-// 16 of the tile's rows for da, and 16 of the channels for dW.
+// s dz. A tile is copied while the one before is multiplied. A warp takes 16 of the tile's rows for da, and 16 of the
+// channels for dW.
 template <typename T, int K, int NT>
 __global__ void __launch_bounds__(block_threads, 3)
     products_back(Given<T> given, const T* __restrict__ w, int64_t w_stride, const T* __restrict__ x, int64_t x_stride,
                   int64_t rows, int channels, Norm norm, const T* added, int64_t added_stride, T* gradient,
                   int64_t gradient_stride, float* partial, float* partial_beta, float* partial_weights) {
-  constexpr int stride = K + skew, MO = K / 16, N = NT * 8, group = group_of(NT), w_row = N + skew;
+  constexpr int stride = K + skew, MO = K / 16, N = NT * 8, group = group_of(NT), w_row = Shared<T, K, NT>::row;
   constexpr unsigned size = sizeof(T);
   extern __shared__ __align__(128) unsigned char memory[];
-  auto* const stages = reinterpret_cast<Stage<T, K>*>(memory);
-  T* const ws = reinterpret_cast<T*>(stages + 2);
-  float4* const by = reinterpret_cast<float4*>(ws + K * w_row);
-  float* const table = reinterpret_cast<float*>(by + in_table<group>(N));
-  float* const shared_sums = table + 2 * K;
+  auto& shared = *reinterpret_cast<Shared<T, K, NT>*>(memory);
   const int thread = threadIdx.x, warp = thread / 32, lane = thread % 32, own = warp * 16, first = blockIdx.y * N;
 
   // Rows of w are padded with zeros.
   for (int i = thread; i < K * N / 2; i += block_threads) {
     const int c = i % (N / 2) * 2, k = i / (N / 2);
     const bool real = k < given.outputs && first + c < channels;
-    copy_async<4>(ws + k * w_row + place_of<group>(c), real ? w + k * w_stride + first + c : w, real);
+    copy_async<4>(shared.weights + k * w_row + place_of<group>(c), real ? w + k * w_stride + first + c : w, real);
   }
-  fill_table<group>(by, norm, first, N, channels);
+  fill_table<group>(shared.by, norm, first, N, channels);
   cuda_ext::wait_for_the_one_before();
-  if (given.y != nullptr) fill_finish<K>(table, given, thread, block_threads);
+  if (given.y != nullptr) fill_finish<K>(shared.finish, given, thread, block_threads);
 
   const int64_t tiles = (rows + tile_rows - 1) / tile_rows;
   const auto copy = [&](int64_t tile, int stage) {
     if (tile < tiles) {
       const int64_t row = tile * tile_rows;
-      copy_tile<T, K, NT>(stages[stage], given, x + row * x_stride + first, x_stride,
+      copy_tile<T, K, NT>(shared.stages[stage], given, x + row * x_stride + first, x_stride,
                           added + row * added_stride + first, added_stride, row, rows, channels - first);
     }
     commit_copies();
@@ -186,16 +193,17 @@ __global__ void __launch_bounds__(block_threads, 3)
   for (int64_t tile = blockIdx.x; tile < tiles; tile += gridDim.x, stage ^= 1) {
     const int64_t left = rows - tile * tile_rows;
     const int count = left < tile_rows ? static_cast<int>(left) : tile_rows;
-    Stage<T, K>& here = stages[stage];
+    Stage<T, K>& here = shared.stages[stage];
     await_copies<0>();
     __syncthreads();
     copy(tile + gridDim.x, stage ^ 1);
     float da[NT][4] = {};
-    const unsigned filter = shared_address(ws + lane % 16 * w_row + lane / 16 * 8);
+    const unsigned filter = shared_address(shared.weights + lane % 16 * w_row + lane / 16 * 8);
 #pragma unroll
     for (int k = 0; k < K; k += 16) {
       unsigned a[4];
-      load_finished<T, K>(a, here.dy + own * stride, here.y + own * stride, given.y != nullptr, table, k, count - own, lane);
+      load_finished<T, K>(a, here.dy + own * stride, here.y + own * stride, given.y != nullptr, shared.finish, k, count - own,
+                          lane);
 #pragma unroll
       for (int j = 0; j < NT; j += 2) {
         unsigned b[4];
@@ -207,7 +215,7 @@ __global__ void __launch_bounds__(block_threads, 3)
     with_activation(norm, [&](const auto activation) {
       through_norm<T, NT>(da, here.x + own * row_size, here.gradient + own * row_size,
                           gradient + (tile * tile_rows + own) * gradient_stride + first, gradient_stride, count - own,
-                          channels - first, by, sums, to_beta, lane, activation);
+                          channels - first, shared.by, sums, to_beta, lane, activation);
     });
     __syncthreads();
     if (own < N) {
@@ -237,7 +245,7 @@ __global__ void __launch_bounds__(block_threads, 3)
       partial_weights[(int64_t{blockIdx.x} * given.outputs + output) * channels + channel] = weights[i / 8][i / 4 % 2][i % 4];
     }
   }
-  store_gradients<warps, NT, group>(sums, to_beta, shared_sums, first, channels, channels, partial,
+  store_gradients<warps, NT, group>(sums, to_beta, shared.sums, first, channels, channels, partial,
                                     place_of_block(partial_beta), thread, [] { __syncthreads(); });
 }
 
@@ -257,10 +265,8 @@ Chosen<T> choose(int outputs, int channels) {
     return {wide_products_back<T>, 3 * group_threads, sizeof(WideBackwardShared<T>), group_rows, wide_channels, 2};
   }
   const auto chosen = [&](auto k, auto nt) {
-    constexpr int K = decltype(k)::value, NT = decltype(nt)::value, N = NT * 8;
-    constexpr int bytes = 2 * sizeof(Stage<T, K>) + K * (N + skew) * 2 + in_table<group_of(NT)>(N) * 16 +
-                          (2 * K + warps * (2 * N + 1)) * 4;
-    return Chosen<T>{products_back<T, K, NT>, block_threads, bytes, tile_rows, N, 1};
+    constexpr int K = decltype(k)::value, NT = decltype(nt)::value;
+    return Chosen<T>{products_back<T, K, NT>, block_threads, sizeof(Shared<T, K, NT>), tile_rows, NT * 8, 1};
   };
   const auto with_outputs = [&](auto nt) {
     return outputs <= 48 ? chosen(std::integral_constant<int, 48>{}, nt) : chosen(std::integral_constant<int, 64>{}, nt);

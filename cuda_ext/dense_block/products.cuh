@@ -13,6 +13,19 @@ namespace cuda_ext::channels {
 // Rows in shared memory are 16 bytes longer than what they hold, so that eight of them lie in different banks.
 constexpr int skew = 8;
 
+// Gives away a block's shared memory piece by piece; on the host, of no memory, it counts the bytes.
+struct Pieces {
+  unsigned char* memory;
+  int bytes = 0;
+
+  template <typename T>
+  __host__ __device__ T* take(int count) {
+    T* const own = reinterpret_cast<T*>(memory + bytes);
+    bytes += count * static_cast<int>(sizeof(T));
+    return own;
+  }
+};
+
 __device__ inline float2 scale_and_shift(const Norm& norm, int channel, int channels) {
   if (channel >= channels) return {0, 0};
   const float scale = norm.weight[channel] * inverse_root(norm.variance[channel] + norm.epsilon);

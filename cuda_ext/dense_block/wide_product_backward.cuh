@@ -161,7 +161,8 @@ static __global__ void __launch_bounds__(3 * group_threads, 1)
     for (int i = thread % group_threads; i < wide_outputs * (side_channels / 8); i += group_threads) {
       const int output = i / (side_channels / 8), column = i % (side_channels / 8) * 8;
       const bool real = output < outputs && column < own;
-      copy_async<16>(Weights{shared.weights}.at(output, panel + column), real ? w + output * w_stride + first + column : w, real);
+      copy_async<16>(Weights{shared.weights}.at(output, panel + column),
+                     real ? w + output * w_stride + first + column : w, real);
     }
     commit_copies();
     for (int i = thread % group_threads; i < side_channels; i += group_threads) {
