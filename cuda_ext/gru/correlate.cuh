@@ -23,10 +23,6 @@ struct Correlation {
   __host__ __device__ int blocks() const { return groups * row_tiles * column_tiles; }
 };
 
-template <typename T, int tiles>
-constexpr int correlate_shared = 2 * parts<T> * depth * (correlate_rows + 8 + 8 * tiles + 16) * 2 +
-                                 (parts<T> == 2 ? 2 * depth * correlate_rows * 4 : 0);
-
 // What is staged of g and x: rows of shared memory and the loads of a thread that fill them.
 template <typename T, int tiles>
 struct CorrelateShape {
@@ -38,6 +34,8 @@ struct CorrelateShape {
   static constexpr int rows = correlate_threads / chunks, loads = depth / rows;
   static_assert(correlate_threads % chunks == 0 && depth % rows == 0 && 8 * tiles <= correlate_rows);
   using Own = uint4[loads][correlate_threads];
+  // Bytes of shared memory: two buffers, and of fp32 what has arrived of g and x.
+  static constexpr int shared = 2 * buffer * sizeof(Element<T>) + (parts == 2 ? 2 * sizeof(Own) : 0);
 };
 
 // fp32 that has arrived, of g and x, scaled and split into the buffer at `staged`. inverses: what takes the scales back, of

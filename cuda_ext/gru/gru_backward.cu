@@ -14,8 +14,11 @@ namespace {
 using gru::Sequence;
 using torch::stable::Tensor;
 
+// The gradients of r, z and m of a tile, in rows padded against bank conflicts; shared memory has two of them.
 template <typename T, int k_steps>
-constexpr int shared_bytes = 2 * gru::parts<T> * 3 * gru::tile * (16 * k_steps + 8) * 2;
+using Operands = gru::Operand<T>[gru::parts<T>][3][gru::tile][16 * k_steps + 8];
+template <typename T, int k_steps>
+constexpr int shared_bytes = 2 * sizeof(Operands<T, k_steps>);
 
 // One row's gradients of the four sums at a step, from what the forward pass kept of it, `now`, and what reaches its
 // state: `carried` from the next step and `above`. to_state: what the state before gets without the product; past the
@@ -82,9 +85,8 @@ __global__ void __launch_bounds__(32 * ((2 * k_steps / columns + split - 1) / sp
   constexpr int parts = gru::parts<T>, chains = gru::chains<T, k_steps, columns, split>;
   constexpr int own = 2 * columns, width = 16 * k_steps + 8;
   using Own = gru::Raw<T, own>;
-  using Operands = E[parts][3][gru::tile][width];
   extern __shared__ uint4 shared[];
-  auto* const operand = reinterpret_cast<Operands*>(shared);
+  auto* const operand = reinterpret_cast<Operands<T, k_steps>*>(shared);
   const gru::Position<columns, split> at(directions, padded);
   for (int i = threadIdx.x; i < shared_bytes<T, k_steps> / 16; i += blockDim.x) shared[i] = uint4{};
   cuda_ext::wait_for_the_one_before();

@@ -15,6 +15,10 @@ namespace {
 using gru::Sequence;
 using torch::stable::Tensor;
 
+// The states of a tile, in rows padded against bank conflicts; shared memory has two of them.
+template <typename T, int k_steps>
+using Operands = gru::Operand<T>[gru::parts<T>][gru::tile][16 * k_steps + 8];
+
 // What of the kernel's arguments a row's own pointers need.
 template <typename T>
 struct Call {
@@ -146,10 +150,10 @@ __global__ void __launch_bounds__(32 * ((2 * k_steps / columns + split - 1) / sp
   using E = gru::Operand<T>;
   constexpr int parts = gru::parts<T>, chains = gru::chains<T, k_steps, columns, split>;
   constexpr int own = 2 * columns;         // units of a thread in a row, neighbours
-  constexpr int width = 16 * k_steps + 8;  // of a row in shared memory, padded against bank conflicts
+  constexpr int width = 16 * k_steps + 8;
   using Own = gru::Raw<T, own>;
   extern __shared__ uint4 shared[];
-  __shared__ alignas(16) E operand[2][parts][gru::tile][width];
+  __shared__ alignas(16) Operands<T, k_steps> operand[2];
 
   const Call<T> call{gates, plan, states, final, sequences, units, padded, directions, limit, keep, pairs};
   const gru::Position<columns, split> at(directions, padded);
@@ -258,7 +262,7 @@ struct Arguments {
 
 template <typename T, int k_steps, int columns, int split = 1>
 void launch(const Arguments& with, int tiles, int warps, cudaStream_t stream) {
-  constexpr int operands = 2 * gru::parts<T> * gru::tile * (16 * k_steps + 8) * 2;
+  constexpr int operands = 2 * sizeof(Operands<T, k_steps>);
   const int buffers = gru::Outgoing<T, 5>::bytes_of(with.padded);
   const bool sends = with.keep && split == 1 && gru::sends(k_steps, tiles, operands + buffers);
   const bool pairs = with.units % 2 == 0 && reinterpret_cast<std::uintptr_t>(with.initial) % (2 * sizeof(T)) == 0;

@@ -102,8 +102,7 @@ __global__ void __launch_bounds__(finish_threads)
 
 template <typename T, int across, int stages>
 void launch_across(const Product<T>& of, cudaStream_t stream) {
-  constexpr int shared =
-      stages * (2 * 8 * static_cast<int>(sizeof(T)) * gru::project_threads + gru::parts<T> * across * gru::project_width * 2);
+  constexpr int shared = sizeof(gru::ProjectShared<T, across, stages>);
   const int64_t blocks = (of.rows + gru::tall - 1) / gru::tall * ((of.c.columns + across - 1) / across);
   if constexpr (stages > 2) {
     if (shared > cuda_ext::shared_memory_of_a_block()) return launch_across<T, across, stages - 1>(of, stream);
@@ -152,7 +151,7 @@ void launch_tiles(Correlation<T> input, Correlation<T> state, int slices, const 
   };
   share_out(input, input_tiles);
   share_out(state, state_tiles);
-  constexpr int shared = gru::correlate_shared<T, std::max(input_tiles, state_tiles)>;
+  constexpr int shared = gru::CorrelateShape<T, std::max(input_tiles, state_tiles)>::shared;
   cuda_ext::launch_early(gru::correlate<T, input_tiles, state_tiles>, dim3((input.blocks() + state.blocks()) * slices),
                          dim3(gru::correlate_threads), shared, stream, input, state, slices, plan, sequences);
 }

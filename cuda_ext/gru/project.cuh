@@ -178,6 +178,13 @@ struct Product {
   int sequences;
 };
 
+// Shared memory of a block of `project`: of a two rows of each thread, in loads of 16 bytes, and b.
+template <typename T, int across, int stages>
+struct ProjectShared {
+  uint4 a[stages][2][sizeof(T) / 2][project_threads];
+  Element<T> b[stages][gru::parts<T>][across][project_width];
+};
+
 // A block makes `tall` rows and `across` columns, a warp 16 rows; of 16 columns a thread makes 4 neighbours in two rows.
 // What comes next is on its way `stages` - 1 steps ahead, of a each thread's own 8 numbers of two rows, so that they go from
 // there straight into its operands. The arguments are a Product's: as one struct they take more registers than there are.
@@ -193,10 +200,7 @@ __global__ void __launch_bounds__(project_threads, 2)
   constexpr int b_loads = (across * chunks + project_threads - 1) / project_threads;
   constexpr int pairs = across / 16;
   extern __shared__ uint4 shared[];
-  using Pieces = uint4[2][pieces][project_threads];
-  using Parts = E[parts][across][project_width];
-  Pieces* const a_staged = reinterpret_cast<Pieces*>(shared);
-  Parts* const b_staged = reinterpret_cast<Parts*>(a_staged + stages);
+  auto& staged = *reinterpret_cast<ProjectShared<T, across, stages>*>(shared);
 
   // Blocks of one tile of rows follow one another, so that the rows are read from memory once.
   const int column_tiles = (c.columns + across - 1) / across;
@@ -229,7 +233,7 @@ __global__ void __launch_bounds__(project_threads, 2)
       const int left = a.columns - column, at = a.at(column);
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
-        uint4* const to = &a_staged[step % stages][i][p][threadIdx.x];
+        uint4* const to = &staged.a[step % stages][i][p][threadIdx.x];
         bring(to, a_row[i] + at, a_row[i] ? left : 0, a.packs, a.data);
       }
     }
@@ -243,7 +247,7 @@ __global__ void __launch_bounds__(project_threads, 2)
 #pragma unroll
       for (int p = 0; p < parts; ++p) {
         const E* from = b_row[i] ? b_row[i] + p * b.part + step * depth : b.data;
-        copy_async<16>(&b_staged[step % stages][p][place][chunk], from, b_row[i] != nullptr);
+        copy_async<16>(&staged.b[step % stages][p][place][chunk], from, b_row[i] != nullptr);
       }
     }
   };
@@ -263,8 +267,8 @@ __global__ void __launch_bounds__(project_threads, 2)
 
     uint32_t left[2][parts][4];
     float inverse[2] = {};
-    load_left<T, pieces>(left, inverse, a_staged[step % stages]);
-    const E* b_now = &b_staged[step % stages][0][lane / 16 * 8 + lane % 8][lane / 8 % 2 * 8];
+    load_left<T, pieces>(left, inverse, staged.a[step % stages]);
+    const E* b_now = &staged.b[step % stages][0][lane / 16 * 8 + lane % 8][lane / 8 % 2 * 8];
     multiply_step<T, b_part, pairs>(sum, left, inverse, b_now);
   }
 
