@@ -80,12 +80,16 @@ struct Tile {
   }
 };
 
-// Calls `function` with each slot, its row and a column: a thread has V of C columns, and the same slots in each call. It
-// reads the rows of four slots at once.
+// The first of V of C columns that a thread has of its slots.
+template <int C, int V>
+__device__ int column_of_thread() { return threadIdx.x % (C / V) * V; }
+
+// Calls `function` with each slot of a thread, the same ones in each call, its row and the thread's column. It reads the rows
+// of four slots at once.
 template <int C, int V, int threads, typename Function>
 __device__ __forceinline__ void for_each_slot(int slots, const int* rows, Function function) {
   constexpr int lanes = C / V, at_once = threads / lanes, ahead = 4;
-  const int column = threadIdx.x % lanes * V, group = threadIdx.x / lanes;
+  const int column = column_of_thread<C, V>(), group = threadIdx.x / lanes;
   if (group >= at_once) return;
   for (int first = group; first < slots; first += ahead * at_once) {
     int own[ahead];
@@ -124,7 +128,7 @@ __device__ __forceinline__ void activate(T* tile, const float2 (&by)[8], int slo
 // Makes whole what the thread itself has copied of a gradient and of y, in the gradient's slots; table: as fill_finish has it.
 template <typename T, int C, int V, int threads>
 __device__ __forceinline__ void finish_slots(T* dy, const T* y, const float* table, int columns, int slots, const int* rows) {
-  const int column = threadIdx.x % (C / V) * V;
+  const int column = column_of_thread<C, V>();
   float2 slope[V / 2], rest[V / 2];
 #pragma unroll
   for (int v = 0; v < V / 2; ++v) {
@@ -217,7 +221,7 @@ static __global__ void __launch_bounds__(warps * 32, 16 / warps)
   cuda_ext::wait_for_the_one_before();
   float2 by[8];
 #pragma unroll
-  for (int v = 0; v < 8; ++v) by[v] = scale_and_shift(norm, thread % (C / 8) * 8 + v, channels);
+  for (int v = 0; v < 8; ++v) by[v] = scale_and_shift(norm, column_of_thread<C, 8>() + v, channels);
   __syncthreads();
   const auto copy = [&](const Tile& tile, int stage) {
     for_each_slot<C, 8, threads>(tile.slots, rows + stage * slots, [&](int slot, int row, int column) {

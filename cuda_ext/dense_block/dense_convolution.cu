@@ -164,30 +164,23 @@ void dense_convolution(Tensor x, Tensor filters, Tensor weight, Tensor bias, Ten
   });
 }
 
-// dy and what makes it whole. Where its columns are not copied two at once, it is made whole here: in `whole`, of as many
-// columns as there are filters.
+// dy and what makes it whole.
 template <typename T>
 Given<T> given_of(const Tensor& dy, const Tensor& y, const Tensor& filters, const Tensor& mean, const Tensor& slope,
-                  const Tensor& offset, Tensor& whole) {
+                  const Tensor& offset) {
   const Matrix d = matrix(dy, "dy"), m = matrix(y, "y");
   same(dy, y, "y");
   STD_TORCH_CHECK(d.channels == m.channels && d.channels <= filters.size(0) && filters.size(0) <= outputs_at_most &&
-                      filters.size(0) % 4 == 0 && d.rows < (int64_t{1} << 31),
+                      filters.size(0) % 8 == 0 && d.rows < (int64_t{1} << 31),
                   "dense_convolution_backward: y and the filters do not fit dy");
-  const Given<T> given{static_cast<const T*>(d.data),
-                       static_cast<const T*>(m.data),
-                       d.stride,
-                       m.stride,
-                       vector(dy, mean, d.channels, "y's mean"),
-                       vector(dy, slope, d.channels, "y's slope"),
-                       vector(dy, offset, d.channels, "y's offset"),
-                       static_cast<int>(d.channels)};
-  if (lanes_of(given) > 1) return given;
-  const auto columns = static_cast<int>(filters.size(0));
-  whole = torch::stable::new_empty(dy, {d.rows, filters.size(0)});
-  auto* const rows = static_cast<T*>(whole.data_ptr());
-  launch_finish_rows(given, static_cast<int>(d.rows), rows, columns, cuda_ext::current_stream(dy.get_device_index()));
-  return {rows, nullptr, columns, 0, nullptr, nullptr, nullptr, columns};
+  return {static_cast<const T*>(d.data),
+          static_cast<const T*>(m.data),
+          d.stride,
+          m.stride,
+          vector(dy, mean, d.channels, "y's mean"),
+          vector(dy, slope, d.channels, "y's slope"),
+          vector(dy, offset, d.channels, "y's offset"),
+          static_cast<int>(d.channels)};
 }
 
 // s dz, the rest of which is slope (x - mean) + offset (batch_norm_activation); dw [outputs, 3, 3, channels], of the first
@@ -214,25 +207,26 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> dense_convolu
   };
   Tensor dw = floats_like({outputs, 3, 3, channels}), to_weight = floats_like({channels}), to_bias = floats_like({channels});
   Tensor to_beta = floats_like({beta.has_value()}), slope = floats_like({channels}), offset = floats_like({channels});
-  if (x.size(0) != 0) {
+  with_half(x, [&](auto t) {
+    using T = decltype(t);
+    const auto columns = static_cast<int>(dy.size(1));
+    Given<T> given{static_cast<const T*>(dy.data_ptr()), nullptr, columns, 0, nullptr, nullptr, nullptr, columns};
+    if (y.has_value()) given = given_of<T>(dy, *y, filters, *y_mean, *y_slope, *y_offset);
+    if (x.size(0) == 0) return;
     const Images images = images_of(x, height, width);
     const Norm norm = norm_of(x, weight, bias, mean, variance, beta, activation, epsilon);
     const auto numbers = [](const Tensor& of) { return static_cast<float*>(of.data_ptr()); };
     const Gradients to{numbers(dw),    numbers(to_weight), numbers(to_bias), numbers(to_beta), numbers(slope),
                        numbers(offset), false};
-    with_half(x, [&](auto t) {
-      using T = decltype(t);
-      const auto columns = static_cast<int>(dy.size(1));
-      Tensor whole;
-      Given<T> given{static_cast<const T*>(dy.data_ptr()), nullptr, columns, 0, nullptr, nullptr, nullptr, columns};
-      if (y.has_value()) given = given_of<T>(dy, *y, filters, *y_mean, *y_slope, *y_offset, whole);
-      with_channels(x, [&](auto c) {
-        constexpr int C = decltype(c)::value;
-        const auto run = lanes_of(given) == 4 ? convolve_back_with<T, C, 4> : convolve_back_with<T, C, 2>;
-        run(given, filters, x, norm, images, training, static_cast<int>(outputs), g, to);
-      });
+    Tensor whole;
+    // The kernel copies two columns at once or four.
+    if (lanes_of(given) == 1) whole = finish(given, dy, dy.size(0), static_cast<int>(filters.size(0)));
+    with_channels(x, [&](auto c) {
+      constexpr int C = decltype(c)::value;
+      const auto run = lanes_of(given) == 4 ? convolve_back_with<T, C, 4> : convolve_back_with<T, C, 2>;
+      run(given, filters, x, norm, images, training, static_cast<int>(outputs), g, to);
     });
-  }
+  });
   return {g, dw, to_weight, to_bias, to_beta, slope, offset};
 }
 

@@ -90,9 +90,9 @@ __device__ __forceinline__ void load_finished(unsigned (&a)[4], T* dy, const T* 
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
     const int row = i % 2 * 8 + lane / 4, output = k + i / 2 * 8 + lane % 4 * 2;
-    // Past the rows lie zeros.
     const auto pair = [&](int which) { return *reinterpret_cast<const float2*>(table + which * K + output); };
     const unsigned whole = finished_pair<T>(a[i], ys[i], pair(0), pair(1));
+    // Past the rows lie zeros.
     if (row < rows) a[i] = whole;
     *reinterpret_cast<unsigned*>(dy + row * stride + output) = a[i];
   }
@@ -286,13 +286,8 @@ void products_back_of(Given<T> given, const Tensor& w, const Tensor& x, const No
   const cudaStream_t stream = cuda_ext::current_stream(x.get_device_index());
   const int channels = static_cast<int>(m.channels);
   const Chosen<T> of = choose<T>(given.outputs, channels);
-  Tensor finished;
-  if (given.y != nullptr && given.outputs > 64) {
-    finished = torch::stable::new_empty(x, {m.rows, int64_t{given.outputs}});
-    auto* const rows = static_cast<T*>(finished.data_ptr());
-    launch_finish_rows(given, static_cast<int>(m.rows), rows, given.outputs, stream);
-    given.dy = rows;
-  }
+  Tensor whole;
+  if (given.y != nullptr && given.outputs > 64) whole = finish(given, x, m.rows, given.outputs);
   const int groups = (channels + of.channels - 1) / of.channels;
   const int64_t tiles = (m.rows + of.tile_rows - 1) / of.tile_rows;
   const auto blocks = static_cast<int>(

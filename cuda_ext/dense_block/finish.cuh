@@ -200,19 +200,22 @@ int lanes_of(const Given<T>& given) {
   return width;
 }
 
+// Makes given rows whole beforehand, in `columns` of which those past the outputs are zero. `given` then names them, and the
+// tensor that is returned has them.
 template <typename T>
-void launch_finish_rows(const Given<T>& given, int rows, T* to, int columns, cudaStream_t stream) {
+Tensor finish(Given<T>& given, const Tensor& like, int64_t rows, int columns) {
+  Tensor whole = torch::stable::new_empty(like, {rows, int64_t{columns}});
+  T* const to = static_cast<T*>(whole.data_ptr());
   const auto with = [&](auto v) {
     constexpr int V = decltype(v)::value;
     const int of_block = threads / (columns / V) * finish_steps;
-    cuda_ext::launch_early(&finish_rows<T, V>, dim3((rows + of_block - 1) / of_block), dim3(threads), 0, stream, given, rows,
-                           to, columns);
+    cuda_ext::launch_early(&finish_rows<T, V>, dim3((static_cast<int>(rows) + of_block - 1) / of_block), dim3(threads), 0,
+                           cuda_ext::current_stream(like.get_device_index()), given, static_cast<int>(rows), to, columns);
   };
-  switch (lanes_of(given)) {
-    case 4: with(std::integral_constant<int, 4>{}); break;
-    case 2: with(std::integral_constant<int, 2>{}); break;
-    default: with(std::integral_constant<int, 1>{});
-  }
+  if (lanes_of(given) == 4) with(std::integral_constant<int, 4>{});
+  else with(std::integral_constant<int, 1>{});
+  given = {to, nullptr, columns, 0, nullptr, nullptr, nullptr, columns};
+  return whole;
 }
 
 }  // namespace cuda_ext::channels

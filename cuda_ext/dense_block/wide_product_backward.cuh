@@ -79,7 +79,7 @@ __device__ __forceinline__ void through_wide_norm(const float (&da)[8][4], T* xs
 }
 
 // Where a column of a block lies in its tile: those of the second warpgroup, from `half` on, begin on a panel.
-__device__ inline int place_of_half(int column, int half) { return column < half ? column : 64 + column - half; }
+__device__ inline int place_of_half(int column, int half) { return column < half ? column : wide_channels / 2 + column - half; }
 
 // Copies a thread's part of 64 rows of 128 columns, of which so many are real; with `zeros` also zeros for the others.
 template <typename T, bool zeros>

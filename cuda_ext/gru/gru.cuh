@@ -45,6 +45,10 @@ constexpr int parts = std::is_same_v<T, float> ? 2 : 1;
 template <typename T, int k_steps, int columns, int split>
 constexpr int chains = parts<T> == 2 && columns == 1 && (k_steps == 4 || split > 1) ? 3 : 1;
 
+// Numbers of a row of operands in shared memory, padded against bank conflicts.
+template <int k_steps>
+constexpr int operand_width = 16 * k_steps + 8;
+
 // How a block shares out its work: k-steps of 16 units in a recurrent product, and columns of 8 units of each gate in a
 // warp. Of two columns a warp loads the state once; one column makes more warps with less to do each, which is faster
 // where there are too few blocks to fill the GPU, and all that a warp has room for where fp32 keeps two fragments of

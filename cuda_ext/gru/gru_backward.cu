@@ -14,9 +14,9 @@ namespace {
 using gru::Sequence;
 using torch::stable::Tensor;
 
-// The gradients of r, z and m of a tile, in rows padded against bank conflicts; shared memory has two of them.
+// The gradients of r, z and m of a tile; shared memory has two of them.
 template <typename T, int k_steps>
-using Operands = gru::Operand<T>[gru::parts<T>][3][gru::tile][16 * k_steps + 8];
+using Operands = gru::Operand<T>[gru::parts<T>][3][gru::tile][gru::operand_width<k_steps>];
 template <typename T, int k_steps>
 constexpr int shared_bytes = 2 * sizeof(Operands<T, k_steps>);
 
@@ -83,7 +83,7 @@ __global__ void __launch_bounds__(32 * ((2 * k_steps / columns + split - 1) / sp
                bool pairs, bool sends) {
   using E = gru::Operand<T>;
   constexpr int parts = gru::parts<T>, chains = gru::chains<T, k_steps, columns, split>;
-  constexpr int own = 2 * columns, width = 16 * k_steps + 8;
+  constexpr int own = 2 * columns, width = gru::operand_width<k_steps>;
   using Own = gru::Raw<T, own>;
   extern __shared__ uint4 shared[];
   auto* const operand = reinterpret_cast<Operands<T, k_steps>*>(shared);

@@ -15,9 +15,9 @@ namespace {
 using gru::Sequence;
 using torch::stable::Tensor;
 
-// The states of a tile, in rows padded against bank conflicts; shared memory has two of them.
+// The states of a tile; shared memory has two of them.
 template <typename T, int k_steps>
-using Operands = gru::Operand<T>[gru::parts<T>][gru::tile][16 * k_steps + 8];
+using Operands = gru::Operand<T>[gru::parts<T>][gru::tile][gru::operand_width<k_steps>];
 
 // What of the kernel's arguments a row's own pointers need.
 template <typename T>
@@ -149,8 +149,8 @@ __global__ void __launch_bounds__(32 * ((2 * k_steps / columns + split - 1) / sp
           bool sends) {
   using E = gru::Operand<T>;
   constexpr int parts = gru::parts<T>, chains = gru::chains<T, k_steps, columns, split>;
-  constexpr int own = 2 * columns;         // units of a thread in a row, neighbours
-  constexpr int width = 16 * k_steps + 8;
+  constexpr int own = 2 * columns;  // units of a thread in a row, neighbours
+  constexpr int width = gru::operand_width<k_steps>;
   using Own = gru::Raw<T, own>;
   extern __shared__ uint4 shared[];
   __shared__ alignas(16) Operands<T, k_steps> operand[2];
