@@ -19,6 +19,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from cuda_ext.foreach_copy import foreach_copy
+
 
 class GraphWarning(UserWarning):
     """A function cannot be captured in a CUDA graph: it is called instead."""
@@ -71,8 +73,7 @@ class Graphs:
                 warnings.warn(f"no CUDA graph holds {self.name} ({first})", GraphWarning, stacklevel=2)
                 return self.function(*inputs)
         captured = self._captured[shapes]
-        for place, tensor in zip(captured.inputs, inputs, strict=True):
-            place.copy_(tensor)
+        foreach_copy(captured.inputs, inputs)
         captured.graph.replay()
         return captured.result
 

@@ -11,6 +11,7 @@
 
 namespace {
 
+using cuda_ext::laid_out_alike;
 using cuda_ext::TensorList;
 using torch::headeronly::ScalarType;
 using torch::stable::Tensor;
@@ -133,17 +134,6 @@ const float* number_of(const std::optional<Tensor>& tensor, const Tensor& like) 
   return static_cast<const float*>(tensor->data_ptr());
 }
 
-bool laid_out_alike(const Tensor& a, const Tensor& b) {
-  if (a.dim() != b.dim() || b.scalar_type() != ScalarType::Float || !b.is_cuda() ||
-      a.get_device_index() != b.get_device_index()) {
-    return false;
-  }
-  for (int64_t i = 0; i < a.dim(); ++i) {
-    if (a.size(i) != b.size(i) || (a.size(i) > 1 && a.stride(i) != b.stride(i))) return false;
-  }
-  return true;
-}
-
 // Lists of one length: of each parameter its gradient, its means, its step float32 [], its rate and its weight decay.
 void adamw(std::vector<Tensor> parameters, std::vector<Tensor> gradients, std::vector<Tensor> means,
            std::vector<Tensor> squares, std::vector<Tensor> steps, std::vector<double> rates,
@@ -159,9 +149,10 @@ void adamw(std::vector<Tensor> parameters, std::vector<Tensor> gradients, std::v
   const auto data = [](const Tensor& tensor) { return static_cast<float*>(tensor.data_ptr()); };
   for (std::size_t i = 0; i < count; ++i) {
     const Tensor& of = parameters[i];
-    STD_TORCH_CHECK(laid_out_alike(of, of) && of.get_device_index() == parameters[0].get_device_index() &&
-                        cuda_ext::fills_its_memory(of) && laid_out_alike(of, gradients[i]) &&
-                        laid_out_alike(of, means[i]) && laid_out_alike(of, squares[i]),
+    STD_TORCH_CHECK(of.scalar_type() == ScalarType::Float && of.is_cuda() &&
+                        of.get_device_index() == parameters[0].get_device_index() && cuda_ext::fills_its_memory(of) &&
+                        laid_out_alike(of, gradients[i]) && laid_out_alike(of, means[i]) &&
+                        laid_out_alike(of, squares[i]),
                     "adamw: parameter ", i, ", its gradient and its means must be float32 on one GPU, of equal sizes "
                     "and strides, without gaps");
     number_of(steps[i], of);

@@ -61,4 +61,24 @@ inline bool fills_its_memory(const torch::stable::Tensor& tensor) {
   return tensor.numel() == 0 || extent == tensor.numel();
 }
 
+inline bool of_equal_sizes(const torch::stable::Tensor& a, const torch::stable::Tensor& b) {
+  if (a.dim() != b.dim()) return false;
+  for (int64_t i = 0; i < a.dim(); ++i) {
+    if (a.size(i) != b.size(i)) return false;
+  }
+  return true;
+}
+
+// Whether two tensors are of one dtype on one device, and of equal sizes and strides.
+inline bool laid_out_alike(const torch::stable::Tensor& a, const torch::stable::Tensor& b) {
+  if (!of_equal_sizes(a, b) || a.scalar_type() != b.scalar_type() || a.is_cuda() != b.is_cuda() ||
+      a.get_device_index() != b.get_device_index()) {
+    return false;
+  }
+  for (int64_t i = 0; i < a.dim(); ++i) {
+    if (a.size(i) > 1 && a.stride(i) != b.stride(i)) return false;
+  }
+  return true;
+}
+
 }  // namespace cuda_ext

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from cuda_ext.branch import branch_of_step
+from cuda_ext.foreach_copy import foreach_copy
 from cuda_ext.gradient_norm import gradient_norm
 from cuda_ext.graphs import Graphs
 from models.layers.embedding import word_embedding
@@ -36,8 +37,11 @@ class StepOutput:
     norm: Tensor
 
     def clone(self) -> "StepOutput":
-        """Clone each value: on an H200 three launches cost a step 5 us less than views of one copy."""
-        return StepOutput(self.loss.clone(), self.correct.clone(), self.norm.clone())
+        """Clone all values by one launch."""
+        values = self.loss, self.correct, self.norm
+        clones = [torch.empty_like(value) for value in values]
+        foreach_copy(clones, values)
+        return StepOutput(*clones)
 
 
 class Step:
@@ -69,6 +73,8 @@ class Step:
             device.type == "cuda" and settings.max_grad_norm > 0 and getattr(optimiser, "clips", False)
         )
         self.parameters = list(network.parameters())
+        # What the backward pass begins with: left to autograd, each step would fill one.
+        self._one = torch.ones((), device=device)
         self.words = word_embedding(network, "adversarial_epsilon", 0) if settings.adversarial_epsilon else None
         self._graphs = Graphs(self._with_gradients, "this network's step", device) if self.graphed else None
 
@@ -130,7 +136,7 @@ class Step:
             output, loss = self._forward(inputs, target)
             beside.begin_backward()
             right = beside(lambda: self.objective.correct(output, target).double().mean())
-            self.scaler.scale(loss).backward()
+            self.scaler.scale(loss).backward(self._one)
         return right, loss
 
     def _forward(self, inputs: tuple[Tensor, ...], target: Tensor) -> tuple[Tensor, Tensor]:

@@ -56,6 +56,7 @@ EXAMPLES = (
     "cross_entropy",
     "gradient_norm",
     "adamw",
+    "foreach_copy",
     "max_pool2d",
     "patch_convolution",
     "gru",
