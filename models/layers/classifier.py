@@ -8,6 +8,9 @@ from torch.nn import functional
 
 from cuda_ext.branch import Branch, current_branch
 
+# A training step on a GPU multiplies up to so many pairs of numbers one by one: more are faster by cuBLAS.
+MOST_PRODUCTS = 1 << 20
+
 
 class Classifier(nn.Linear):
     """A linear layer that stays in float32 under autocast: its few products take less time than casts for them.
@@ -33,6 +36,9 @@ class _Product(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, beside: Branch) -> Tensor:
         ctx.beside = beside
         ctx.save_for_backward(x, weight, bias)
+        # cuBLAS takes three kernels and 14 us for 64 x 100 x 5, these take 6.
+        if x.numel() * len(weight) <= MOST_PRODUCTS:
+            return (x.unsqueeze(1) * weight).sum(-1) + bias
         return functional.linear(x, weight, bias)
 
     @staticmethod
