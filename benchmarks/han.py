@@ -251,6 +251,11 @@ def peer_steps(
 ) -> tuple[Callable[[], object], Callable[[], object]]:
     """The peer's step, called and captured."""
     network = PeerHAN().cuda()
+    if compiled:
+        # Each group's shape is a compilation. Behind the limit, towards which those of other steps count, functions run
+        # uncompiled.
+        torch._dynamo.reset()
+        torch._dynamo.config.recompile_limit = 2 * max(GROUPS)
     forward = compiled_strongest(network, CUBLAS_ALONE) if compiled else network
     half = AMPS[amp]
     optimiser = torch.optim.Adam(network.parameters(), fused=True, capturable=True)

@@ -990,7 +990,7 @@ def speed_densenet() -> Table:
 
 # Whose a kernel is, by what its name holds; else it is the project's own.
 OWNERS = {
-    "cuDNN": ("cudnn", "xmma"),
+    "cuDNN": ("cudnn", "xmma", "convolve_common_engine"),
     "cuBLAS": ("cublas", "cutlass", "nvjet"),
     "PyTorch": ("at::native", "at_cuda_detail"),
 }
