@@ -1,6 +1,6 @@
 """Copies of many tensors by one launch, as ``torch._foreach_copy_``.
 
-PyTorch's takes a launch per dtype, of few large blocks. Copied one by one, each tensor costs a small network's step 2 us.
+PyTorch's takes a launch per dtype, of few large blocks. A copy of each tensor by itself costs a step 2 us per tensor.
 """
 
 from collections.abc import Sequence
