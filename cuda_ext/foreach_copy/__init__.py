@@ -30,7 +30,7 @@ def foreach_copy(targets: Sequence[Tensor], sources: Sequence[Tensor]) -> None:
         torch.ops.reread_kernels.foreach_copy(targets, sources)
 
 
-def reference(targets: list[Tensor], sources: list[Tensor]) -> None:
+def reference(targets: Sequence[Tensor], sources: Sequence[Tensor]) -> None:
     """Equals ``Tensor.copy_`` of each."""
     for target, source in zip(targets, sources, strict=True):
         target.copy_(source)

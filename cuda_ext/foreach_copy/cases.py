@@ -1,13 +1,13 @@
 """The copies' cases: those that the benchmark times, and small odd ones that compute-sanitizer watches."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 from torch import Tensor
 
 from cuda_ext.adamw.cases import densenet
 from cuda_ext.case import Case, begin, compiled
-from cuda_ext.foreach_copy import foreach_copy
+from cuda_ext.foreach_copy import foreach_copy, reference
 
 Kind = tuple[tuple[int, ...], torch.dtype]
 # What a training step of HAN copies: 64 documents of 20 sentences with 21,120 words, and its outcome.
@@ -24,36 +24,36 @@ def bench_cases() -> Iterator[Case]:
 
 
 def _case(name: str, kinds: Sequence[Kind], compiles: bool = True) -> Case:
-    def ours(*tensors: Tensor) -> tuple[Tensor, ...]:
-        targets, sources = halves(tensors)
-        foreach_copy(targets, sources)
-        return targets
-
-    def one_by_one(*tensors: Tensor) -> tuple[Tensor, ...]:
-        targets, sources = halves(tensors)
-        for target, source in zip(targets, sources, strict=True):
-            target.copy_(source)
-        return targets
-
-    def by_dtype(*tensors: Tensor) -> tuple[Tensor, ...]:
-        targets, sources = halves(tensors)
-        for dtype in {target.dtype for target in targets}:
-            alike = [i for i, target in enumerate(targets) if target.dtype == dtype]
-            torch._foreach_copy_([targets[i] for i in alike], [sources[i] for i in alike])
-        return targets
-
-    peers = {"PyTorch, one by one": one_by_one, "PyTorch, by dtype": by_dtype}
+    one_by_one = _copies(reference)
+    peers = {"PyTorch, one by one": one_by_one, "PyTorch, by dtype": _copies(_by_dtype)}
     size = sum(torch.Size(shape).numel() * dtype.itemsize for shape, dtype in kinds)
     return Case(
         "foreach_copy",
         name,
         kinds[0][1],
         lambda: drawn(kinds),
-        ours,
+        _copies(foreach_copy),
         peers | (compiled(one_by_one) if compiles else {}),
         one_by_one,
         2 * size,
     )
+
+
+def _copies(copy: Callable[..., None]) -> Callable[..., tuple[Tensor, ...]]:
+    """A function of what ``drawn`` returns: it runs ``copy(targets, sources)`` and returns the targets."""
+
+    def run(*tensors: Tensor) -> tuple[Tensor, ...]:
+        targets, sources = halves(tensors)
+        copy(targets, sources)
+        return targets
+
+    return run
+
+
+def _by_dtype(targets: Sequence[Tensor], sources: Sequence[Tensor]) -> None:
+    for dtype in {target.dtype for target in targets}:
+        alike = [i for i, target in enumerate(targets) if target.dtype == dtype]
+        torch._foreach_copy_([targets[i] for i in alike], [sources[i] for i in alike])
 
 
 def drawn(kinds: Sequence[Kind], offset: int = 0) -> tuple[Tensor, ...]:
