@@ -252,8 +252,8 @@ def peer_steps(
     """The peer's step, called and captured."""
     network = PeerHAN().cuda()
     if compiled:
-        # Each group's shape is a compilation. Behind the limit, towards which those of other steps count, functions run
-        # uncompiled.
+        # The shape of each group is compiled by itself. Once torch.compile has reached the limit, it runs a function
+        # uncompiled, and what it compiled for other steps would count.
         torch._dynamo.reset()
         torch._dynamo.config.recompile_limit = 2 * max(GROUPS)
     forward = compiled_strongest(network, CUBLAS_ALONE) if compiled else network

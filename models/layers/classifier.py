@@ -8,7 +8,8 @@ from torch.nn import functional
 
 from cuda_ext.branch import Branch, current_branch
 
-# A training step on a GPU multiplies up to so many pairs of numbers one by one: more are faster by cuBLAS.
+# A training step on a GPU adds up to this many products without cuBLAS, which takes three kernels and 14 us for
+# 64 x 100 x 5, where these take 6. Of more, cuBLAS is faster.
 MOST_PRODUCTS = 1 << 20
 
 
@@ -36,7 +37,6 @@ class _Product(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, beside: Branch) -> Tensor:
         ctx.beside = beside
         ctx.save_for_backward(x, weight, bias)
-        # cuBLAS takes three kernels and 14 us for 64 x 100 x 5, these take 6.
         if x.numel() * len(weight) <= MOST_PRODUCTS:
             return (x.unsqueeze(1) * weight).sum(-1) + bias
         return functional.linear(x, weight, bias)
