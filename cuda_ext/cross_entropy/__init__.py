@@ -1,9 +1,10 @@
-"""Cross entropy with smoothed labels, as ``torch.nn.functional.cross_entropy``, with its gradient in the same launch.
+"""Cross entropy with smoothed labels, as ``torch.nn.functional.cross_entropy``, with its gradient in the same kernel.
 
 Source: Szegedy et al., Rethinking the Inception Architecture, CVPR 2016, section 7 (label smoothing).
 
 PyTorch launches some fifteen kernels forward and ten backward, of one to three microseconds each, whatever their size.
-Here one launch computes loss and gradient, and the backward pass multiplies the gradient.
+Here one launch computes loss and gradient, a second one adds the losses of several blocks, and the backward pass
+multiplies the gradient.
 
 Shape legend: n rows, K classes.
 """
