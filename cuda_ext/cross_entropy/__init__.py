@@ -19,8 +19,8 @@ from cuda_ext.library import kernel
 from cuda_ext.operation import define
 
 DTYPES = (torch.float64, torch.float32)
-# One block has all rows: of more numbers PyTorch's many are faster.
-MOST_SCORES = 2**17
+# Up to these the kernel was faster than PyTorch's operations. One warp reads a row, however many classes it has.
+MOST_SCORES, MOST_CLASSES = 2**20, 2**10
 
 
 def cross_entropy(scores: Tensor, targets: Tensor, label_smoothing: float = 0.0) -> Tensor:
@@ -31,8 +31,8 @@ def cross_entropy(scores: Tensor, targets: Tensor, label_smoothing: float = 0.0)
       a row that PyTorch leaves out by default.
     - ``label_smoothing``: the share of a label, 0 to 1, that is spread over all classes.
 
-    The gradient is that of the scores, and has none itself. More than 2^17 scores, none, and float64 are computed by
-    PyTorch's operations.
+    The gradient is that of the scores, and has none itself. More than 2^20 scores or 1024 classes, no scores, and
+    float64 are computed by PyTorch's operations.
     Raises ValueError, naming what came, for anything else.
 
     >>> scores = torch.tensor([[2.0, 0.0], [0.0, 1.0]], requires_grad=True)
@@ -75,7 +75,8 @@ def check(scores: Tensor, targets: Tensor, label_smoothing: float) -> None:
 
 def _run(scores: Tensor, targets: Tensor, label_smoothing: float) -> tuple[Tensor, Tensor]:
     check(scores, targets, label_smoothing)
-    run = kernel("cross_entropy", scores) if 0 < scores.numel() <= MOST_SCORES else None
+    fits = 0 < scores.numel() <= MOST_SCORES and scores.shape[1] <= MOST_CLASSES
+    run = kernel("cross_entropy", scores) if fits else None
     return (run or reference)(scores, targets, label_smoothing)
 
 

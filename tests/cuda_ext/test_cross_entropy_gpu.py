@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.nn import functional
 
-from cuda_ext.cross_entropy import MOST_SCORES, cross_entropy
+from cuda_ext.cross_entropy import MOST_CLASSES, MOST_SCORES, cross_entropy
 from cuda_ext.cross_entropy.cases import LARGEST_ERROR, SMOOTHING, drawn
 from tests.cuda_ext import rules
 
@@ -30,7 +30,9 @@ def both_passes(function, scores, targets, smoothing=SMOOTHING):
 
 
 @pytest.mark.parametrize("smoothing", [0.0, SMOOTHING])
-@pytest.mark.parametrize("size", [(1, 2), (64, 5), (130, 8), (40, 9), (33, 32), (7, 33), (1300, 100), (8192, 20)])
+@pytest.mark.parametrize(
+    "size", [(1, 2), (64, 5), (130, 8), (3000, 8), (40, 9), (33, 32), (7, 33), (1300, 100), (8192, 20), (1024, 1024)]
+)
 def test_the_error_against_float64_is_rounding(size, smoothing):
     torch.manual_seed(0)
     scores, targets = drawn(*size)
@@ -55,7 +57,7 @@ def test_masked_classes_give_a_finite_loss_without_smoothing(classes):
     assert rules.relative_error(both_passes(cross_entropy, scores, targets, 0.0), exact) <= LARGEST_ERROR
 
 
-@pytest.mark.parametrize("size", [(0, 5), (MOST_SCORES // 4 + 1, 4)])
+@pytest.mark.parametrize("size", [(0, 5), (MOST_SCORES // 4 + 1, 4), (3, MOST_CLASSES + 1)])
 def test_more_scores_and_none_take_pytorch_s(size):
     scores, targets = drawn(*size)
     results, expected = (
